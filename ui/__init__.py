@@ -1,0 +1,1 @@
+"""Panel and web UI parts; installed as ``xinference_xavier.ui``."""

@@ -1,0 +1,159 @@
+"""Every private or undocumented symbol of Xinference that this package touches.
+
+Covers: their names as data, and checks that they still exist. Does not cover: vLLM's symbols
+(``engine/compat.py``). The check of one module runs right after that module was imported, in
+whichever process imports it; a hook whose symbols are gone stays inactive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HostSymbol:
+    """One symbol. ``path`` is dotted inside ``module``.
+
+    ``instance`` marks the last part of ``path`` as an attribute that methods of the class set, so
+    it is looked for in their code rather than on the class.
+    """
+
+    module: str
+    path: str
+    why: str
+    instance: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.path}"
+
+
+SYMBOLS = (
+    HostSymbol(
+        "xinference.engine_hooks",
+        "register_engine_registration_hook",
+        "registers the engine classes before the model registry is built",
+    ),
+    HostSymbol(
+        "xinference.api.routers",
+        "register_all_routes",
+        "wrapped, so that our routes precede the catch-all route of the web UI",
+    ),
+    HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI._app",
+        "the application that our routes join",
+        instance=True,
+    ),
+    HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI._router",
+        "the router whose launch routes get our validation as a dependency",
+        instance=True,
+    ),
+    HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI._auth_service",
+        "authenticates calls to our routes",
+        instance=True,
+    ),
+    HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI._get_supervisor_ref",
+        "reaches the supervisor that knows the running models",
+    ),
+    HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI._supervisor_address",
+        "where the tracker actor lives",
+        instance=True,
+    ),
+    HostSymbol(
+        "xinference.deploy.cmdline",
+        "cli",
+        "its `launch` command gets our options",
+    ),
+    HostSymbol(
+        "xinference.deploy.utils",
+        "handle_click_args_type",
+        "how the CLI reads the extra arguments we append",
+    ),
+    HostSymbol(
+        "xinference.core.model",
+        "ModelActor.__init__",
+        "wrapped, so that a model process learns its addresses",
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._sanitize_model_config",
+        "where launch options become vLLM engine arguments",
+    ),
+    HostSymbol("xinference.model.llm.vllm.core", "VLLMChatModel", "extended for chat models"),
+    HostSymbol("xinference.model.llm.vllm.core", "VLLMMultiModel", "extended for vision models"),
+)
+
+
+class HostChangedError(RuntimeError):
+    """The installed Xinference lacks symbols that this package needs."""
+
+    def __init__(self, missing: list[HostSymbol]) -> None:
+        self.missing = missing
+        listed = "; ".join(f"{symbol} ({symbol.why})" for symbol in missing)
+        super().__init__(
+            f"the installed Xinference has changed and lacks {listed}. Install a version that "
+            "`xinference-xavier doctor` lists as supported, or a newer xinference-xavier"
+        )
+
+
+def missing_in(module: ModuleType) -> list[HostSymbol]:
+    """Symbols of one imported module that are gone. Imports nothing."""
+    return [s for s in SYMBOLS if s.module == module.__name__ and not _exists(s, module)]
+
+
+def missing() -> list[HostSymbol]:
+    """All symbols that are gone. Imports the host's modules, which takes seconds."""
+    found: list[HostSymbol] = []
+    for symbol in SYMBOLS:
+        try:
+            module = import_module(symbol.module)
+        except ImportError:
+            found.append(symbol)
+            continue
+        if not _exists(symbol, module):
+            found.append(symbol)
+    return found
+
+
+def missing_on(instance: Any) -> list[HostSymbol]:
+    """Instance attributes of ``type(instance)`` that ``instance`` lacks."""
+    owner = type(instance)
+    return [
+        symbol
+        for symbol in SYMBOLS
+        if symbol.module == owner.__module__
+        and symbol.path.partition(".")[0] == owner.__name__
+        and not hasattr(instance, symbol.path.partition(".")[2])
+    ]
+
+
+def _exists(symbol: HostSymbol, module: ModuleType) -> bool:
+    parts = symbol.path.split(".")
+    last = parts.pop() if symbol.instance else None
+    owner: Any = module
+    for part in parts:
+        owner = getattr(owner, part, None)
+        if owner is None:
+            return False
+    return last is None or hasattr(owner, last) or _sets_attribute(owner, last)
+
+
+def _sets_attribute(owner: type, attribute: str) -> bool:
+    """True when a method of ``owner`` or of a base names ``attribute``."""
+    for cls in owner.__mro__:
+        for member in vars(cls).values():
+            code = getattr(getattr(member, "__func__", member), "__code__", None)
+            if code is not None and attribute in code.co_names:
+                return True
+    return False
