@@ -15,13 +15,27 @@ from setuptools.command.editable_wheel import editable_wheel
 #: Sorts after setuptools' own ``__editable__*.pth``, which makes the package importable.
 PTH_NAME = "xinference_xavier.pth"
 
-#: ``site`` executes lines that start with ``import``. The guard keeps an interpreter silent and
-#: alive when the package is half removed or unreadable; ``xinference-xavier doctor`` tells.
+#: What every interpreter of the environment runs at its start. It waits for the import of
+#: ``xinference`` and loads the package only then, so other programs pay for one small class and
+#: read no file of ours. A half removed package must not break ``import xinference``.
+STARTUP_SOURCE = """
+class XinferenceXavierStarter:
+    def find_spec(name, path=None, target=None):
+        if name == "xinference":
+            try:
+                from xinference_xavier.host.bootstrap import install
+                install()
+            except Exception:
+                pass
+sys.xinference_xavier_starter = XinferenceXavierStarter
+sys.meta_path.insert(0, XinferenceXavierStarter)
+"""
+
+#: ``site`` executes the lines of a ``.pth`` file that start with ``import``, and runs the file
+#: twice in a virtual environment: the attribute of ``sys`` makes the second run nearly free.
 PTH_LINE = (
-    'import sys; exec("try:\\n'
-    " from xinference_xavier.host.bootstrap import install\\n"
-    " install()\\n"
-    'except Exception:\\n pass")\n'
+    'import sys; hasattr(sys, "xinference_xavier_starter") or '
+    f'exec({STARTUP_SOURCE!r}, {{"sys": sys}})\n'
 )
 
 
