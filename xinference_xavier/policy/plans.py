@@ -1,0 +1,47 @@
+"""Plans: what a job was given, kept until every rank has acknowledged it.
+
+A plan holds keys and locations in one order, the order of the rows in the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xinference_xavier.types import NOWHERE, Tier, tier_of
+
+
+@dataclass(slots=True)
+class StorePlan:
+    """Blocks of one request to be written to reserved rows."""
+
+    keys: list[bytes] = field(default_factory=list)
+    locations: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LoadPlan:
+    """Snapshots pinned for one request. ``NOWHERE`` stands for a key that was gone."""
+
+    mark: int
+    keys: list[bytes]
+    locations: list[int]
+
+    def count(self, tier: Tier) -> int:
+        """Blocks this load reads from ``tier``."""
+        return sum(1 for loc in self.locations if loc != NOWHERE and tier_of(loc) is tier)
+
+
+@dataclass(slots=True)
+class MovePlan:
+    """Snapshots on their way from one tier to the other."""
+
+    to: Tier
+    keys: list[bytes] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+
+Plan = StorePlan | LoadPlan | MovePlan
