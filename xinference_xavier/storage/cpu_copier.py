@@ -1,0 +1,205 @@
+"""Copies for vLLM's CPU build, where KV caches and both tiers are RAM.
+
+Jobs run on one background thread, one after the other. A copy is a numpy slice assignment per page
+and run of positions: numpy drops the GIL for each and turns what is contiguous on both sides into
+a single memmove, so a move of adjacent rows, or a cache whose one tensor spans all layers, takes
+one call. Measured beside a memmove per page, ``torch.index_select`` and ``process_vm_readv``, it is
+as fast and hands the GIL over 24 times per job instead of 3,216; no thread pool is involved.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from xinference_xavier.storage.faults import Faults, InjectedFaultError
+from xinference_xavier.storage.hostmem import leave_inherited_core
+from xinference_xavier.storage.jobs import NO_INDEXES, CopyJob, CopyKind, CopyResult, Indexes
+from xinference_xavier.storage.layout import RowLayout
+from xinference_xavier.storage.rowmap import RowMap, runs
+from xinference_xavier.storage.self_check import SelfCheck
+from xinference_xavier.storage.slab import Slab
+from xinference_xavier.types import NOWHERE
+
+logger = logging.getLogger(__name__)
+
+Bytes2D = npt.NDArray[np.uint8]
+
+
+class CpuCopier:
+    """Runs jobs on the thread ``xavier-copy``."""
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        device_slab: Slab | None,
+        host_slab: Slab | None,
+        *,
+        check: SelfCheck | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self._layout = layout
+        self._rows = RowMap(device_slab, host_slab)
+        self._caches: list[Bytes2D] = [t.numpy().view(np.uint8) for t in layout.tensors]
+        self._memories: list[Bytes2D] = [memory.numpy() for memory in self._rows.memories]
+        self._check = check
+        self._faults = faults
+        self._jobs: queue.SimpleQueue[CopyJob | None] = queue.SimpleQueue()
+        self._ended = threading.Condition()  # guards the three below
+        self._pending: set[int] = set()
+        self._results: list[CopyResult] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="xavier-copy", daemon=True)
+        self._thread.start()
+
+    @property
+    def mismatches(self) -> int:
+        """Loads that the self-check found to differ from what was stored."""
+        return self._check.mismatches if self._check is not None else 0
+
+    def submit(self, job: CopyJob) -> None:
+        """Queue a job for the copy thread."""
+        with self._ended:
+            if self._closed:
+                self._results.append(CopyResult.of_failure(job, "the copier is closed", 0.0))
+                return
+            self._pending.add(job.job_id)
+            self._jobs.put(job)
+
+    def poll(self) -> list[CopyResult]:
+        """The jobs that ended since the last call, in order."""
+        with self._ended:
+            results, self._results = self._results, []
+        return results
+
+    def wait(self, job_ids: Collection[int]) -> None:
+        """Block until these jobs have ended."""
+        wanted = set(job_ids)
+        with self._ended:
+            self._ended.wait_for(lambda: self._pending.isdisjoint(wanted))
+
+    def close(self) -> None:
+        """Finish what was submitted, stop the thread and let go of all memory."""
+        with self._ended:
+            if not self._closed:
+                self._closed = True
+                self._jobs.put(None)
+        self._thread.join()
+        self._memories, self._caches = [], []
+
+    def _run(self) -> None:
+        leave_inherited_core()
+        while (job := self._jobs.get()) is not None:
+            started = time.perf_counter()
+            try:
+                result = self._execute(job, started)
+            except Exception as exc:
+                logger.warning("%s job %d failed: %r", job.kind.value, job.job_id, exc)
+                result = CopyResult.of_failure(job, exc, time.perf_counter() - started)
+            with self._ended:
+                self._results.append(result)
+                self._pending.discard(job.job_id)
+                self._ended.notify_all()
+
+    def _execute(self, job: CopyJob, started: float) -> CopyResult:
+        job.check(self._layout)
+        if job.kind is CopyKind.LOAD:
+            failed, error = self._load(job)
+        else:
+            failed, error = NO_INDEXES, ""
+            self._write_rows(job)
+        seconds = time.perf_counter() - started
+        nbytes = job.payload_bytes(self._layout) if not len(failed) else self._loaded(job, failed)
+        return CopyResult(job.job_id, job.kind, not len(failed), nbytes, seconds, failed, error)
+
+    def _loaded(self, job: CopyJob, failed: Indexes) -> int:
+        """Payload bytes of a LOAD's positions that did not fail."""
+        groups = np.delete(job.groups(), failed)
+        return sum(self._layout.group_bytes(group) for group in groups.tolist())
+
+    def _write_rows(self, job: CopyJob) -> None:
+        """Run a STORE or MOVE, keeping the checksums in step with the rows."""
+        try:
+            if self._faults is not None:
+                self._faults.strike(job.kind.value)
+            if job.kind is CopyKind.MOVE:
+                self._copy_rows(job)
+            else:
+                self._copy_blocks(job, np.arange(len(job)))
+        except BaseException:
+            if self._check is not None:
+                self._check.forget(job)
+            raise
+        if self._check is not None:
+            (self._check.moved if job.kind is CopyKind.MOVE else self._check.stored)(job)
+
+    def _load(self, job: CopyJob) -> tuple[Indexes, str]:
+        """Run a LOAD; its failed positions and the first error."""
+        wanted = np.flatnonzero(job.sources != NOWHERE)
+        failed, error = np.flatnonzero(job.sources == NOWHERE), ""
+        if len(failed):
+            error = "the source is gone"
+        try:
+            if self._faults is not None:
+                self._faults.strike(job.kind.value)
+            self._copy_blocks(job, wanted)
+        except InjectedFaultError:
+            raise
+        except Exception as exc:
+            logger.warning("load job %d is retried position by position: %r", job.job_id, exc)
+            lost = self._load_singly(job, wanted)
+            failed, error = np.union1d(failed, lost), f"{type(exc).__name__}: {exc}"
+            wanted = np.setdiff1d(wanted, lost)
+        if self._check is not None:
+            differing = self._check.mismatched(job, wanted)
+            if len(differing):
+                failed, error = np.union1d(failed, differing), "self-check mismatch"
+        return failed, error if len(failed) else ""
+
+    def _load_singly(self, job: CopyJob, positions: Indexes) -> Indexes:
+        """Load position by position; those that failed again."""
+        lost = []
+        for position in positions.tolist():
+            try:
+                self._copy_blocks(job, np.array([position]))
+            except Exception as exc:
+                logger.debug("load job %d, position %d: %r", job.job_id, position, exc)
+                lost.append(position)
+        return np.array(lost, np.int64)
+
+    def _copy_blocks(self, job: CopyJob, positions: Indexes) -> None:
+        """Copy blocks to rows or back, one KV group at a time."""
+        groups = job.groups()[positions]
+        for group in np.unique(groups).tolist():
+            self._copy_group(job, group, positions[groups == group])
+
+    def _copy_group(self, job: CopyJob, group: int, positions: Indexes) -> None:
+        to_rows = job.kind is CopyKind.STORE
+        memory, rows = self._rows.resolve((job.targets if to_rows else job.sources)[positions])
+        pieces = [
+            (int(memory[run.start]), run.left, run.right)
+            for run in runs(job.blocks[positions], rows, memory, adjacent=False)
+        ]
+        for page in self._layout.groups[group]:
+            cache = self._caches[page.tensor][:, : page.nbytes]
+            columns = [m[:, page.offset : page.offset + page.nbytes] for m in self._memories]
+            for index, blocks, at in pieces:
+                if to_rows:
+                    columns[index][at] = cache[blocks]
+                else:
+                    cache[blocks] = columns[index][at]
+
+    def _copy_rows(self, job: CopyJob) -> None:
+        source_memory, sources = self._rows.resolve(job.sources)
+        target_memory, targets = self._rows.resolve(job.targets)
+        pairs = source_memory * len(self._memories) + target_memory
+        for run in runs(sources, targets, pairs, adjacent=False):
+            source = self._memories[source_memory[run.start]]
+            target = self._memories[target_memory[run.start]]
+            target[run.right] = source[run.left]
