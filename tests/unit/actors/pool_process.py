@@ -1,0 +1,42 @@
+"""A stand-in for Xinference's supervisor: a bare xoscar pool in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from multiprocessing.connection import Connection
+
+import xoscar as xo
+
+
+async def _serve(address: str, up: Connection) -> None:
+    pool = await xo.create_actor_pool(address, n_process=0)
+    up.send(pool.external_address)
+    await pool.join()
+
+
+def _run_pool(address: str, up: Connection) -> None:
+    asyncio.run(_serve(address, up))
+
+
+class PoolProcess:
+    """Starts, kills and restarts a pool on one address."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self.address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        receiver, sender = self._context.Pipe(duplex=False)
+        self.process = self._context.Process(
+            target=_run_pool, args=(self.address, sender), daemon=True
+        )
+        self.process.start()
+        assert receiver.poll(60), "the pool did not start"
+        self.address = receiver.recv()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+        self.process.close()

@@ -1,0 +1,159 @@
+"""A replica's link to the cluster: an actor pool on a thread of a busy process.
+
+Covers: the thread, its event loop, the pool with the ``ReplicaActor``, and the heartbeat. Does
+not cover: what the statistics hold. Started by the scheduler side of the connector in vLLM's
+EngineCore process; nothing here ever makes the calling thread wait, except ``close``, which
+waits a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import xoscar as xo
+
+from .heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from .registry import ReplicaEntry
+from .replica import REPLICA_UID, ReplicaActor, StatsCallable
+
+logger = logging.getLogger(__name__)
+
+
+class Bridge:
+    """One replica's link.
+
+    ``identity`` names the replica: ``model_uid``, ``replica`` (its number) and, for display,
+    ``options``. ``listen_host`` is the interface the pool binds, on a free port.
+    ``tracker_address`` is the supervisor's; None means no heartbeats. ``stats`` runs on the
+    bridge's thread.
+    """
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        listen_host: str,
+        tracker_address: str | None,
+        stats: StatsCallable,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._identity = dict(identity)
+        self._listen_host = listen_host
+        self._tracker_address = tracker_address
+        self._stats = stats
+        self._heartbeat_seconds = heartbeat_seconds
+        self._started = time.time()
+        self._address: str | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._stats_failed = False
+        self._thread = threading.Thread(target=self._run, name="xavier-bridge", daemon=True)
+
+    @property
+    def address(self) -> str | None:
+        """Where the ``ReplicaActor`` listens; None until the pool is up."""
+        return self._address
+
+    def start(self) -> None:
+        """Start the thread and return at once; failures are logged there."""
+        self._thread.start()
+
+    def close(self, timeout_seconds: float = 1.0) -> None:
+        """Stop the pool and the thread; harmless when repeated or never started.
+
+        Waits at most ``timeout_seconds``: the thread is a daemon and dies with the process.
+        """
+        with self._lock:
+            self._closed = True
+            if self._loop is not None and self._stop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        _release_affinity()
+        try:
+            asyncio.run(self._serve())
+        except Exception:
+            logger.warning(
+                "This replica's statistics are not available: its actor pool on %s failed. "
+                "The cache itself works.",
+                self._listen_host,
+                exc_info=True,
+            )
+
+    async def _serve(self) -> None:
+        with self._lock:
+            self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+            if self._closed:
+                return
+        self._loop.set_exception_handler(_log_loop_error)
+        # Without an internal address no socket file stays behind a kill -9.
+        pool = await xo.create_actor_pool(
+            f"{self._listen_host}:0", n_process=0, enable_internal_addresses=[False]
+        )
+        try:
+            await xo.create_actor(
+                ReplicaActor, self._stats, uid=REPLICA_UID, address=pool.external_address
+            )
+            self._address = pool.external_address
+            await self._beat_until_stopped()
+        finally:
+            await pool.stop()
+
+    async def _beat_until_stopped(self) -> None:
+        assert self._stop is not None
+        if self._tracker_address is None:
+            await self._stop.wait()
+            return
+        heartbeat = Heartbeat(self._tracker_address, self._entry, self._heartbeat_seconds)
+        beating = asyncio.ensure_future(heartbeat.run())
+        try:
+            await self._stop.wait()
+        finally:
+            beating.cancel()
+            await heartbeat.forget()
+
+    def _entry(self) -> ReplicaEntry:
+        return ReplicaEntry(
+            model_uid=self._identity["model_uid"],
+            replica=self._identity["replica"],
+            state="running",
+            address=self._address,
+            pid=os.getpid(),
+            started=self._started,
+            options=self._identity.get("options", {}),
+            stats=self._read_stats(),
+        )
+
+    def _read_stats(self) -> dict[str, Any] | None:
+        """Statistics for a heartbeat; the first failure in a row is logged."""
+        try:
+            stats = self._stats()
+        except Exception:
+            if not self._stats_failed:
+                logger.warning("Reading this replica's statistics failed", exc_info=True)
+            self._stats_failed = True
+            return None
+        self._stats_failed = False
+        return stats
+
+
+def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Calls given up on fail later, when nobody waits any more: worth a debug line only."""
+    logger.debug("In the bridge's event loop: %s", context)
+
+
+def _release_affinity() -> None:
+    """Let this thread run on any core: vLLM pins a CPU worker, and threads inherit that."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))

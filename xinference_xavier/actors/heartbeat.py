@@ -1,0 +1,89 @@
+"""Telling the tracker, again and again, that a replica is there.
+
+Covers: sending one entry every few seconds through tracker deaths and returns, with one log line
+per outage. Does not cover: what the entry says (the caller's). Runs on whichever event loop the
+caller has: the bridge's in EngineCore, Xinference's own in a model process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import xoscar as xo
+
+from .registry import ReplicaEntry
+from .tracker import TrackerActor, get_or_create_tracker
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 2.0
+#: How long one call to the tracker may take. A stopped supervisor accepts and never answers.
+CALL_SECONDS = 5.0
+#: How long saying goodbye may take; an entry nobody removes expires by itself.
+FORGET_SECONDS = 0.3
+
+
+class Heartbeat:
+    """Sends ``entry()`` to the tracker at ``tracker_address`` until cancelled."""
+
+    def __init__(
+        self,
+        tracker_address: str,
+        entry: Callable[[], ReplicaEntry],
+        interval_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self._tracker_address = tracker_address
+        self._entry = entry
+        self._interval_seconds = interval_seconds
+        self._tracker: xo.ActorRefType[TrackerActor] | None = None
+        self._failing = False
+
+    async def run(self) -> None:
+        """Beat until cancelled; failures are logged and never raised."""
+        while True:
+            await self._beat_once()
+            await asyncio.sleep(self._interval_seconds)
+
+    async def forget(self) -> None:
+        """Take the entry back, if the tracker answers at once."""
+        if self._tracker is None:
+            return
+        entry = self._entry()
+        goodbye = self._tracker.forget(entry["model_uid"], entry["replica"], entry["started"])
+        with contextlib.suppress(Exception):
+            await xo.wait_for(goodbye, FORGET_SECONDS)
+
+    async def _beat_once(self) -> None:
+        try:
+            if self._tracker is None:
+                finding = get_or_create_tracker(self._tracker_address)
+                self._tracker = await xo.wait_for(finding, CALL_SECONDS)
+            await xo.wait_for(self._tracker.heartbeat(self._entry()), CALL_SECONDS)
+        except Exception as error:
+            self._tracker = None
+            self._log_failure(error)
+        else:
+            if self._failing:
+                logger.info("The tracker at %s answers again", self._tracker_address)
+            self._failing = False
+
+    def _log_failure(self, error: Exception) -> None:
+        """Warn about the first failure of an outage only."""
+        if self._failing:
+            return
+        self._failing = True
+        remedy = (
+            "install xinference-xavier on the supervisor's host to see this replica there"
+            if isinstance(error, ImportError)
+            else f"the model serves on, and this is tried again every {self._interval_seconds:g} s"
+        )
+        logger.warning(
+            "No heartbeat to the tracker at %s (%s: %s): %s",
+            self._tracker_address,
+            type(error).__name__,
+            error,
+            remedy,
+        )
