@@ -22,6 +22,9 @@ from xinference_xavier.types import OptionError
 #: The launch option that switches everything on.
 SWITCH = "enable_xavier_gpu"
 
+#: How vLLM hashes blocks under this cache: reproducible in every process, unlike its default.
+HASH_ALGORITHM = "sha256_cbor"
+
 #: Options of Xinference's own caches, which share our prefix. They pass through untouched.
 HOST_OPTIONS = frozenset(
     {
@@ -196,7 +199,7 @@ class XavierOptions(BaseModel):
         default=256 * 1024**2,
         description="Device bytes of one replica, split over its ranks, for retained snapshots: "
         "the window that peers read from. 0 switches the tier off.",
-        json_schema_extra={"metavar": "SIZE"},
+        json_schema_extra={"metavar": "SIZE", "default_text": "256MiB"},
     )
     xavier_cpu_budget: Annotated[int | Literal["auto"], BeforeValidator(_cpu_budget)] = Field(
         default="auto",
@@ -219,7 +222,7 @@ class XavierOptions(BaseModel):
     xavier_lease_ttl: Annotated[float, BeforeValidator(_lease_ttl)] = Field(
         default=30.0,
         description="Seconds a peer may hold rows.",
-        json_schema_extra={"metavar": "SECONDS"},
+        json_schema_extra={"metavar": "SECONDS", "default_text": "30"},
     )
     xavier_policy: Annotated[str, BeforeValidator(_policy)] = Field(
         default="lru",
@@ -229,12 +232,12 @@ class XavierOptions(BaseModel):
     xavier_store_decode: Annotated[bool, _bool_field("xavier_store_decode")] = Field(
         default=True,
         description="Keep the blocks of decoded tokens too, as multi-turn chat wants.",
-        json_schema_extra={"metavar": "true|false"},
+        json_schema_extra={"metavar": "true|false", "default_text": "true"},
     )
     xavier_self_check: Annotated[float, BeforeValidator(_self_check)] = Field(
         default=0.0,
         description="Share of loads and fetches verified by checksum, from 0 to 1.",
-        json_schema_extra={"metavar": "SHARE"},
+        json_schema_extra={"metavar": "SHARE", "default_text": "0"},
     )
 
     @model_validator(mode="after")

@@ -76,9 +76,14 @@ SYMBOLS = (
         "its `launch` command gets our options",
     ),
     HostSymbol(
-        "xinference.deploy.utils",
+        "xinference.deploy.cmdline",
         "handle_click_args_type",
         "how the CLI reads the extra arguments we append",
+    ),
+    HostSymbol(
+        "xinference.client.restful.restful_client",
+        "RESTfulClient.launch_model",
+        "its local `response` tells the CLI that the server refused a launch",
     ),
     HostSymbol(
         "xinference.core.model",

@@ -30,10 +30,12 @@ _DTYPE_BYTES = {
 #: Keys of a model configuration whose layers do not all keep the same kind of KV block. How many
 #: bytes their rows take is known once the engine has laid out its cache, not before.
 _HYBRID_KEYS = (
+    "attention_chunk_size",
     "attn_layer_period",
     "layers_block_type",
     "linear_num_key_heads",
     "mamba_d_state",
+    "num_kv_shared_layers",
     "sliding_window_pattern",
     "ssm_cfg",
 )
@@ -123,6 +125,8 @@ def _is_hybrid(config: Mapping[str, Any]) -> bool:
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and len(set(map(str, kinds))) > 1:
         return True
+    if config.get("sliding_window") and not kinds:
+        return bool(config.get("use_sliding_window", True))
     return any(config.get(key) for key in _HYBRID_KEYS)
 
 
