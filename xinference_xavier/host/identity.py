@@ -88,9 +88,7 @@ async def count_local_replicas(identity: Identity) -> int:
         return 1
 
     async def ask() -> list[dict[str, Any]]:
-        supervisor = await xo.actor_ref(
-            address=identity.supervisor_address, uid=SUPERVISOR_UID
-        )
+        supervisor = await xo.actor_ref(address=identity.supervisor_address, uid=SUPERVISOR_UID)
         found: list[dict[str, Any]] = await supervisor.get_instance_info(None, identity.model_uid)
         return found
 

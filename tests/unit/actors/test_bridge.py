@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
 
-IDENTITY = {"model_uid": "m", "replica": 3, "options": {"gpu_budget_bytes": 1}}
+IDENTITY = {"model_uid": "m", "replica": 3, "xavier_gpu_budget": 1, "listen_host": "127.0.0.1"}
 
 
 class Beats:
@@ -87,7 +87,7 @@ def test_replica_registers_answers_and_says_goodbye(
     assert [(e["model_uid"], e["replica"], e["state"]) for e in found] == [("m", 3, "running")]
     assert found[0]["address"] == bridge.address
     assert found[0]["pid"] == os.getpid()
-    assert found[0]["options"] == IDENTITY["options"]
+    assert found[0]["options"] == {"xavier_gpu_budget": 1}
     assert stats["calls"] > found[0]["stats"]["calls"]
 
     bridge.close()

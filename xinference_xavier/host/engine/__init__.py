@@ -9,4 +9,4 @@ module of this package exists; and when it is the registry that brings us here, 
 import sys
 
 if "xinference.model" not in sys.modules:
-    import xinference.model.llm
+    import xinference.model.llm  # noqa: F401

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import secrets
 from collections.abc import MutableMapping
 from typing import Any
 
-from xinference_xavier.config import XavierOptions
+from xinference_xavier.config import HASH_ALGORITHM, XavierOptions
+from xinference_xavier.host import sizing
 from xinference_xavier.host.identity import Identity
+from xinference_xavier.types import OptionError
 
 logger = logging.getLogger(__name__)
 
 SEED_VARIABLE = "PYTHONHASHSEED"
 
+#: Share of a device left for what vLLM allocates outside its own share, such as CUDA graphs.
+DEVICE_MARGIN = 0.02
+
 #: vLLM reads the seed as text, but the interpreters it starts accept 32 bits only.
 _SEEDS = 2**32
-
-DEFAULT_HASH = "sha256_cbor"
 
 
 def set_engine_arguments(
@@ -36,7 +40,7 @@ def set_engine_arguments(
     """Make ``model_config``, the arguments of vLLM's engine, use the snapshot cache."""
     model_config["kv_transfer_config"] = transfer_config(options, identity, local_replicas)
     model_config["enable_prefix_caching"] = True
-    model_config.setdefault("prefix_caching_hash_algo", DEFAULT_HASH)
+    model_config["prefix_caching_hash_algo"] = HASH_ALGORITHM
 
 
 def transfer_config(
@@ -71,6 +75,45 @@ def set_single_rank_on_cpu(model_config: MutableMapping[str, Any]) -> None:
 
     if current_platform.is_cpu() and model_config.get("tensor_parallel_size") == 0:
         model_config["tensor_parallel_size"] = 1
+
+
+def reserve_on_device(
+    model_config: MutableMapping[str, Any], options: XavierOptions, explicit: bool
+) -> None:
+    """Leave room for the GPU budget beside vLLM's share of each device.
+
+    ``explicit`` says that the user chose ``gpu_memory_utilization``, which is then never changed.
+    Nothing to do where the KV cache lies in RAM.
+
+    Raises:
+        OptionError: the budget does not fit; the sentence says what would.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda_alike():
+        total_bytes = current_platform.get_device_total_memory(0)
+        fit_device(model_config, options.xavier_gpu_budget, total_bytes, explicit)
+
+
+def fit_device(
+    model_config: MutableMapping[str, Any], budget_bytes: int, total_bytes: int, explicit: bool
+) -> None:
+    """The arithmetic of ``reserve_on_device`` for devices of ``total_bytes`` each."""
+    ranks = int(model_config["tensor_parallel_size"]) * int(model_config["pipeline_parallel_size"])
+    share = float(model_config["gpu_memory_utilization"])
+    problem = sizing.device_budget_problem(budget_bytes, total_bytes, share, ranks)
+    if problem is None:
+        return
+    beside = 1 - math.ceil(budget_bytes / ranks) / total_bytes - DEVICE_MARGIN
+    if explicit or beside <= 0:
+        raise OptionError(problem)
+    model_config["gpu_memory_utilization"] = math.floor(beside * 1000) / 1000
+    logger.info(
+        "gpu_memory_utilization is %.3f instead of %.3f, to leave room for xavier_gpu_budget=%d",
+        model_config["gpu_memory_utilization"],
+        share,
+        budget_bytes,
+    )
 
 
 def ensure_hash_seed() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiModel
@@ -17,7 +19,9 @@ from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiMo
 from xinference_xavier.config import XavierOptions
 from xinference_xavier.host.engine import arguments
 from xinference_xavier.host.engine.announce import StartingNotice
+from xinference_xavier.host.engine.register import ENGINE
 from xinference_xavier.host.identity import Identity, count_local_replicas
+from xinference_xavier.host.options import check_payload, vllm_problem
 from xinference_xavier.types import OptionError
 
 logger = logging.getLogger(__name__)
@@ -46,9 +50,9 @@ class SnapshotCacheMixin:
         model_config: Any,
         peft_model: Any = None,
     ) -> None:
-        options, others = _split(model_config)
+        options, others = _take_options(model_config)
         super().__init__(model_uid, model_family, model_path, others, peft_model)  # type: ignore
-        self._xavier = None if options is None else options.model_dump(mode="json")
+        self._xavier = options
 
     def set_identity(self, identity: Identity) -> None:
         """Called in the model process before ``load``."""
@@ -58,6 +62,7 @@ class SnapshotCacheMixin:
         if self._xavier is None:
             super().load()  # type: ignore[misc]
             return
+        self._check_vllm()
         arguments.ensure_hash_seed()
         self._local_replicas = self._on_loop(count_local_replicas(self._who()))
         self._notice = StartingNotice(self._who(), self._xavier, self._loop)
@@ -76,14 +81,25 @@ class SnapshotCacheMixin:
                 self._notice.stop()
 
     def _sanitize_model_config(self, model_config: Any) -> Any:
+        chosen_share = (model_config or {}).get("gpu_memory_utilization") is not None
         sanitized = super()._sanitize_model_config(model_config)  # type: ignore[misc]
         if self._xavier is None:
             return sanitized
         options = XavierOptions(**self._xavier)
         arguments.set_single_rank_on_cpu(sanitized)
+        with _as_value_error():
+            arguments.reserve_on_device(sanitized, options, chosen_share)
         arguments.set_engine_arguments(sanitized, options, self._who(), self._local_replicas)
         logger.info("%s keeps snapshots: %s", self.model_uid, arguments.describe(sanitized))
         return sanitized
+
+    def _check_vllm(self) -> None:
+        """Refuse a vLLM outside the supported range; a model's own environment has its own."""
+        import vllm
+
+        problem = vllm_problem(vllm.__version__)
+        if problem is not None:
+            raise ValueError(problem)
 
     def _who(self) -> Identity:
         return self._identity or Identity(self.model_uid, max(self.rep_id, 0))
@@ -95,17 +111,27 @@ class SnapshotCacheMixin:
         return asyncio.run_coroutine_threadsafe(question, self._loop).result()
 
 
-def _split(model_config: Any) -> tuple[XavierOptions | None, Any]:
-    """Our options and the host's arguments; the latter unchanged where none of ours is in them.
-
-    Raises:
-        ValueError: the sentence of an ``OptionError``, in a class that every host can unpickle.
-    """
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """Give the sentence of an ``OptionError`` to the host in a class that every host unpickles."""
     try:
-        options, others = XavierOptions.from_launch(model_config or {})
+        yield
     except OptionError as error:
         raise ValueError(str(error)) from None
-    return options, model_config if len(others) == len(model_config or {}) else others
+
+
+def _take_options(model_config: Any) -> tuple[dict[str, Any] | None, Any]:
+    """Our options as plain data, and the host's arguments.
+
+    The API has checked launches that came by it; autostarts and actor clients come here only.
+    Without an option of ours the host gets the very object it made.
+    """
+    launch = model_config or {}
+    with _as_value_error():
+        options, _ = check_payload({"model_engine": ENGINE, **launch})
+        _, others = XavierOptions.from_launch(launch)
+    plain = None if options is None else options.model_dump(mode="json")
+    return plain, model_config if len(others) == len(launch) else others
 
 
 class XavierVLLMModel(SnapshotCacheMixin, VLLMModel):  # type: ignore[misc]

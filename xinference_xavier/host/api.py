@@ -1,0 +1,163 @@
+"""Xinference's REST API with launch validation and the ``/v1/xavier`` routes.
+
+Covers: the hook on ``xinference.api.routers``, the check of launch bodies behind the host's
+authentication, and the routes that show the cache. Does not cover: what is checked
+(``options.py``) and where the numbers come from (``view.py``). Runs in Xinference's API process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from fastapi import Depends, HTTPException, Request, Security
+from fastapi.responses import JSONResponse
+
+from xinference_xavier.config import SWITCH
+from xinference_xavier.host import compat
+from xinference_xavier.host.options import validate_launch
+from xinference_xavier.host.view import CacheView, ClusterView, ModelView
+from xinference_xavier.types import OptionError
+
+logger = logging.getLogger(__name__)
+
+READ_SCOPE = "models:list"
+WRITE_SCOPE = "models:write"
+
+#: Launching route of the host -> the launch arguments within its body.
+LAUNCH_ROUTES: dict[str, Callable[[Any], Any]] = {
+    "/v1/models": lambda body: body,
+    "/v1/autostart/models": lambda body: body.get("launch"),
+}
+
+
+def on_routers(module: ModuleType) -> None:
+    """Wrap ``register_all_routes``, which the host calls once per API process."""
+    original = module.register_all_routes
+    if getattr(original, "_adds_snapshot_cache", False):
+        return
+
+    @functools.wraps(original)
+    def register_all_routes(api: Any) -> None:
+        original(api)
+        try:
+            attach(api)
+        except Exception as error:
+            logger.warning(
+                "The /v1/xavier routes are not available (%s: %s). Xinference works as without "
+                "xinference-xavier; run `xinference-xavier doctor` for what to do.",
+                type(error).__name__,
+                error,
+            )
+
+    register_all_routes._adds_snapshot_cache = True  # type: ignore[attr-defined]
+    module.register_all_routes = register_all_routes  # type: ignore[attr-defined]
+
+
+def attach(api: Any) -> None:
+    """Add our checks and routes to one API instance, before the host includes its router.
+
+    Raises:
+        HostChangedError: the instance lacks an attribute that we need.
+    """
+    missing = compat.missing_on(api)
+    if missing:
+        raise compat.HostChangedError(missing)
+    _check_launches(api)
+    _add_routes(api)
+
+
+def _check_launches(api: Any) -> None:
+    """Put a check behind the authentication of each launching route."""
+    for route in api._router.routes:
+        read = LAUNCH_ROUTES.get(getattr(route, "path", ""))
+        if read is not None and "POST" in route.methods:
+            # A route may authenticate in its own signature, which comes after its dependencies.
+            # FastAPI runs a dependency with the same scopes once per request.
+            route.dependencies.extend([*_secured(api, WRITE_SCOPE), Depends(_launch_check(read))])
+
+
+def _launch_check(read: Callable[[Any], Any]) -> Callable[[Request], Any]:
+    async def check_launch(request: Request) -> None:
+        payload = await _launch_arguments(request, read)
+        if payload is None:
+            return
+        try:
+            _, warnings = await asyncio.to_thread(validate_launch, payload)
+        except OptionError as error:
+            raise HTTPException(status_code=400, detail=str(error)) from None
+        for warning in warnings:
+            logger.warning("Launch of %s: %s", payload.get("model_uid") or "a model", warning)
+
+    return check_launch
+
+
+async def _launch_arguments(
+    request: Request, read: Callable[[Any], Any]
+) -> Mapping[str, Any] | None:
+    """The launch arguments, or None for a body that the host itself will refuse."""
+    try:
+        body = await request.json()
+    except ValueError:
+        return None
+    payload = read(body) if isinstance(body, Mapping) else None
+    return payload if isinstance(payload, Mapping) else None
+
+
+def _secured(api: Any, scope: str) -> list[Any]:
+    """The host's authentication as a route's dependency; empty when it is switched off."""
+    return [Security(api._auth_service, scopes=[scope])] if api.is_authenticated() else []
+
+
+def _add_routes(api: Any) -> None:
+    cluster = ClusterView(api._supervisor_address)
+
+    async def show_cache() -> JSONResponse:
+        """Every model that keeps snapshots, its replicas, tiers and counters."""
+        found = await _reach(cluster.models())
+        return JSONResponse(CacheView(models=found).model_dump())
+
+    async def show_model(model_uid: str) -> JSONResponse:
+        """One model's replicas, tiers and counters."""
+        found = await _reach(cluster.models(model_uid))
+        view = found[0] if found else await _without_cache(api, model_uid)
+        return JSONResponse(view.model_dump())
+
+    for path, endpoint, model in (
+        ("/v1/xavier", show_cache, CacheView),
+        ("/v1/xavier/{model_uid}", show_model, ModelView),
+    ):
+        api._router.add_api_route(
+            path,
+            endpoint,
+            methods=["GET"],
+            response_model=model,
+            dependencies=_secured(api, READ_SCOPE),
+        )
+
+
+async def _reach(question: Any) -> Any:
+    """The answer, or HTTP 503 when the supervisor cannot be asked."""
+    try:
+        return await question
+    except Exception as error:
+        logger.warning("Asking the supervisor failed", exc_info=True)
+        detail = f"Xinference's supervisor does not answer ({type(error).__name__}). Try again."
+        raise HTTPException(status_code=503, detail=detail) from None
+
+
+async def _without_cache(api: Any, model_uid: str) -> ModelView:
+    """View of a model that no replica reports a cache for; HTTP 404 when there is no such model."""
+    supervisor = await _reach(api._get_supervisor_ref())
+    if not await _reach(supervisor.get_instance_info(None, model_uid)):
+        detail = f"There is no model {model_uid!r}. GET /v1/models lists the running ones."
+        raise HTTPException(status_code=404, detail=detail)
+    detail = (
+        f"No replica of {model_uid!r} reports a snapshot cache. Launch it with {SWITCH}=true to "
+        "get one; if it was, its replicas have not been heard of yet, or for half a minute."
+    )
+    return ModelView(model_uid=model_uid, enabled=False, detail=detail, replicas=[])

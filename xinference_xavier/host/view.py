@@ -1,0 +1,122 @@
+"""What the cluster's replicas say, gathered for the REST API.
+
+Covers: finding replicas by the tracker and asking each for its statistics. Does not cover:
+routes and authentication (``api.py``). Runs on the event loop of Xinference's API process; every
+question has a time-out, and a replica that does not answer is shown by its last heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import groupby
+from typing import Any
+
+import xoscar as xo
+from pydantic import BaseModel
+
+from xinference_xavier.actors.replica import REPLICA_UID
+from xinference_xavier.actors.tracker import find_tracker
+
+#: How long one replica may take to answer.
+REPLICA_SECONDS = 1.0
+#: How long the tracker may take.
+TRACKER_SECONDS = 3.0
+
+
+class ReplicaView(BaseModel):
+    """One replica. ``stats`` is the engine's own report, None while it starts."""
+
+    replica: int
+    state: str
+    address: str | None
+    pid: int
+    started: float
+    heartbeat_age_seconds: float
+    #: True when the replica did not answer, and ``stats`` are from its last heartbeat.
+    stale: bool
+    options: dict[str, Any]
+    stats: dict[str, Any] | None
+
+
+class ModelView(BaseModel):
+    """One model. ``detail`` says why ``replicas`` is empty, else it is None."""
+
+    model_uid: str
+    enabled: bool
+    detail: str | None = None
+    replicas: list[ReplicaView]
+
+
+class CacheView(BaseModel):
+    """All models whose replicas report a snapshot cache."""
+
+    models: list[ModelView]
+
+
+class ClusterView:
+    """Asks the tracker and the replicas. One per API process."""
+
+    def __init__(self, supervisor_address: str) -> None:
+        self._supervisor_address = supervisor_address
+        self._tracker: Any = None
+        #: Making a reference is a remote call, so they are kept, by replica address.
+        self._replicas: dict[str, Any] = {}
+
+    async def models(self, model_uid: str | None = None) -> list[ModelView]:
+        """Models known to the tracker, or the one named; replicas answer in parallel.
+
+        Raises whatever the connection to the supervisor raises, ``TimeoutError`` among it.
+        """
+        entries = await self._entries(model_uid)
+        self._keep_references({entry["address"] for entry in entries})
+        views = await asyncio.gather(*(self._view(entry) for entry in entries))
+        pairs = [(entry["model_uid"], view) for entry, view in zip(entries, views, strict=True)]
+        return [
+            ModelView(model_uid=uid, enabled=True, replicas=[view for _, view in group])
+            for uid, group in groupby(pairs, key=lambda pair: pair[0])
+        ]
+
+    async def _entries(self, model_uid: str | None) -> list[dict[str, Any]]:
+        """The tracker's list; empty while no replica has made a tracker."""
+        if self._tracker is None:
+            finding = find_tracker(self._supervisor_address)
+            self._tracker = await xo.wait_for(finding, TRACKER_SECONDS)
+        if self._tracker is None:
+            return []
+        try:
+            asked = self._tracker.replicas(model_uid)
+            found: list[dict[str, Any]] = await xo.wait_for(asked, TRACKER_SECONDS)
+        except xo.ActorNotExist:  # the supervisor restarted, and no replica has beaten since
+            return []
+        except Exception:
+            self._tracker = None
+            raise
+        return found
+
+    async def _view(self, entry: dict[str, Any]) -> ReplicaView:
+        fresh = await self._stats(entry["address"])
+        given = entry["stats"] if fresh is None else fresh
+        stale = fresh is None and entry["address"] is not None
+        fields = {**entry, "stats": given, "stale": stale}
+        return ReplicaView(**{name: fields[name] for name in ReplicaView.model_fields})
+
+    async def _stats(self, address: str | None) -> dict[str, Any] | None:
+        """A replica's statistics now, or None when it does not answer in time."""
+        if address is None:
+            return None
+        try:
+            answer: dict[str, Any] = await xo.wait_for(self._ask(address), REPLICA_SECONDS)
+        except Exception:
+            self._replicas.pop(address, None)
+            return None
+        return answer
+
+    async def _ask(self, address: str) -> dict[str, Any]:
+        if address not in self._replicas:
+            self._replicas[address] = await xo.actor_ref(uid=REPLICA_UID, address=address)
+        answer: dict[str, Any] = await self._replicas[address].stats()
+        return answer
+
+    def _keep_references(self, addresses: set[str | None]) -> None:
+        """Drop references to replicas that are gone."""
+        self._replicas = {a: ref for a, ref in self._replicas.items() if a in addresses}
