@@ -1,0 +1,98 @@
+"""vLLM from 0.27 to 0.32: every private symbol we touch, and every difference we bridge.
+
+Differences are found by looking at the installed code, not at version numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+    RequestOffloadState,
+)
+
+logger = logging.getLogger(__name__)
+
+#: 0.28 and later: a worker names the requests whose load failed, whatever the KV groups.
+REPORTS_FAILED_REQUESTS = hasattr(KVConnectorBase_V1, "get_transfer_results")
+
+
+def request_state(scheduler: OffloadingConnectorScheduler, req_id: str) -> Any | None:
+    """vLLM's offloading state of a request (``RequestOffloadState``), or None."""
+    return scheduler._req_status.get(req_id)
+
+
+def offload_keys(state: RequestOffloadState) -> list[list[bytes]]:
+    """The request's keys per KV group, in prefix order."""
+    return [list(group.offload_keys) for group in state.group_states]
+
+
+def clamp_stores(state: RequestOffloadState, tokens: int) -> None:
+    """Offer no block beyond ``tokens`` tokens for storing.
+
+    0.27 also offers the block of the last sampled token, whose slot was never written.
+    """
+    current = state.max_offload_tokens
+    state.max_offload_tokens = tokens if current is None else min(current, tokens)
+
+
+def store_again(state: RequestOffloadState) -> None:
+    """Offer all the request's blocks for storing again: what failed to load is computed anew."""
+    for group in state.group_states:
+        group.next_stored_chunk_idx = 0
+
+
+def window_groups(scheduler: OffloadingConnectorScheduler) -> frozenset[int]:
+    """KV groups with a sliding window or a state instead of full attention."""
+    return frozenset(
+        group.group_idx
+        for group in scheduler.config.kv_group_configs
+        if group.sliding_window_size_in_chunks is not None
+    )
+
+
+def cached_by_engine(block_pool: Any, keys: Iterable[bytes]) -> int:
+    """How many of ``keys`` the engine's own prefix cache holds too. Safe from other threads."""
+    cached = block_pool.cached_block_hash_to_block._cache
+    return sum(1 for key in keys if key in cached)
+
+
+def recompute_whole_requests() -> None:
+    """Let a failed load of a model with several KV groups be recomputed.
+
+    0.27's handling of bad blocks unpacks exactly one KV group and would end the engine. With
+    several, a request with a bad block starts over, as later versions do. Loads are asynchronous
+    here, so running requests never hold a bad block. Does nothing where vLLM reports failed
+    requests, and where its method has another form (then 0.27's own handling stays).
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = getattr(Scheduler, "_update_requests_with_invalid_blocks", None)
+    if REPORTS_FAILED_REQUESTS or original is None or hasattr(original, "xavier"):
+        return
+    parameters = list(inspect.signature(original).parameters)
+    if parameters[:3] != ["self", "requests", "invalid_block_ids"]:
+        logger.warning("xavier: vLLM's %s has changed; failed loads stay its own", original)
+        return
+
+    def start_over(
+        self: Any, requests: Iterable[Any], invalid_block_ids: set[int], *args: Any, **kwargs: Any
+    ) -> tuple[set[str], int, set[int]]:
+        if len(self.kv_cache_config.kv_cache_groups) == 1:
+            return original(self, requests, invalid_block_ids, *args, **kwargs)
+        affected, tokens = set(), 0
+        for request in requests:
+            groups = self.kv_cache_manager.get_block_ids(request.request_id)
+            if any(not invalid_block_ids.isdisjoint(blocks) for blocks in groups):
+                affected.add(request.request_id)
+                tokens += request.num_computed_tokens
+                request.num_computed_tokens = 0
+        return affected, tokens, set()
+
+    start_over.xavier = True  # type: ignore[attr-defined]
+    Scheduler._update_requests_with_invalid_blocks = start_over

@@ -1,0 +1,181 @@
+"""vLLM's connector of the cache: its own offloading connector, plus moves, truth and receipts.
+
+Made twice by vLLM: in the scheduler (role SCHEDULER) and in each worker (role WORKER). Methods of
+the first role run on the scheduler thread, those of the second on the worker's main thread; none
+waits for a copy, an actor or the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from xinference_xavier.actors.bridge import Bridge
+from xinference_xavier.engine import compat
+from xinference_xavier.engine.manager import XavierManager
+from xinference_xavier.engine.messages import (
+    RankCapacity,
+    XavierConnectorMetadata,
+    XavierWorkerMetadata,
+)
+from xinference_xavier.engine.settings import EngineSettings
+from xinference_xavier.engine.stats import Stats
+from xinference_xavier.engine.worker import XavierWorker
+
+
+class XavierGpuConnector(OffloadingConnector):
+    """GPU-first snapshot cache of KV blocks."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self.connector_scheduler is None:
+            return
+        manager = self._manager
+        per_step = vllm_config.scheduler_config.max_num_batched_tokens
+        manager.configure(
+            step_blocks=sum(-(-per_step // tokens) for tokens in manager.block_tokens),
+            window_groups=compat.window_groups(self.connector_scheduler),
+        )
+        if len(manager.block_tokens) > 1:
+            compat.recompute_whole_requests()
+        assert vllm_config.kv_transfer_config is not None
+        extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+        settings = EngineSettings.from_extra(extra_config)
+        self._stats = Stats(manager, settings)
+        self._bridge = Bridge(
+            self._stats.identity(),
+            settings.listen_host,
+            settings.tracker_address,
+            self._stats.collect,
+        )
+        self._bridge.start()
+
+    @property
+    def _manager(self) -> XavierManager:
+        assert self.connector_scheduler is not None
+        manager = self.connector_scheduler.manager
+        assert isinstance(manager, XavierManager)
+        return manager
+
+    @property
+    def _worker(self) -> XavierWorker:
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, XavierWorker)
+        return worker
+
+    def shutdown(self) -> None:
+        if self.connector_scheduler is not None:
+            self._bridge.close()
+        super().shutdown()
+
+    # -- worker ------------------------------------------------------------------------------
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata:
+        return self._worker.capacity
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, XavierConnectorMetadata)
+        self._worker.expect_loads({id: job.req_id for id, job in metadata.load_jobs.items()})
+        self._worker.submit_moves(metadata.moves)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Where vLLM asks for it (0.28 and later): also the requests whose load failed."""
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving |= self._worker.take_failed_requests()
+        return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        bad_blocks = self._worker.take_bad_blocks()
+        return set() if compat.REPORTS_FAILED_REQUESTS else bad_blocks
+
+    def build_connector_worker_meta(self) -> XavierWorkerMetadata | None:
+        report = self._worker.take_report()
+        base = super().build_connector_worker_meta()
+        if base is not None:
+            report.completed_jobs = base.completed_jobs
+            report.transfer_stats = base.transfer_stats
+        return None if report.is_empty() else report
+
+    # -- scheduler ---------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._stats.block_pool = gpu_block_pool
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Every pipeline stage has rows of its own size; the poorest rank decides."""
+        ranks = [rank for rank in metadata.values() if isinstance(rank, RankCapacity)]
+        self._manager.attach(ranks)
+
+    def on_new_request(self, request: Request) -> None:
+        super().on_new_request(request)
+        self._manager.state_of(request.request_id).prompt = request.num_prompt_tokens
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        state = self._manager.state_of(request.request_id)
+        state.engine = num_computed_tokens
+        state.loaded = []
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens == 0:  # nothing (more) to load: the rest is computed now
+            manager = self._manager
+            manager.receipts.count(request.request_id, manager.state_of(request.request_id))
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        base = super().build_connector_meta(scheduler_output)
+        manager = self._manager
+        for job_id, job in base.store_jobs.items():
+            manager.ledger.open(job_id, job.dst_spec.plan, job.req_id)
+        for job_id, job in base.load_jobs.items():
+            manager.ledger.open(job_id, job.src_spec.plan, job.req_id)
+        return XavierConnectorMetadata(
+            load_jobs=base.load_jobs,
+            store_jobs=base.store_jobs,
+            jobs_to_flush=base.jobs_to_flush,
+            moves=manager.plan_moves(),
+        )
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, XavierWorkerMetadata):
+            for req_id, _ in self._manager.apply(report):
+                state = compat.request_state(self.connector_scheduler, req_id)
+                if state is not None:
+                    compat.store_again(state)
+        super().update_connector_output(connector_output)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        state = compat.request_state(self.connector_scheduler, request.request_id)
+        if state is not None:
+            written = max(request.num_prompt_tokens, request.num_tokens - 1)
+            compat.clamp_stores(state, written)
+            self._manager.retire(request.request_id, compat.offload_keys(state))
+        return super().request_finished_all_groups(request, block_ids)

@@ -1,0 +1,234 @@
+"""The scheduler's side of the cache: vLLM's questions become plans, acknowledgements commits.
+
+Covers lookups, plans for loads, stores and moves, and the outcome of jobs. Does not cover copying
+(``worker``) or policy (``policy``). Every method runs on the scheduler thread, takes no lock and
+waits for nothing; other threads only read counters.
+
+vLLM reports a job's end through ``complete_store`` and ``complete_load``, as a set of keys, and
+always as a success. The ledger knows better (which ranks failed, in which order the rows are, what
+was in flight at a reset), so those two stay the empty defaults of the base class.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+)
+
+from xinference_xavier.engine.ledger import Job, Ledger
+from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
+from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
+from xinference_xavier.engine.receipts import Receipts, RequestState
+from xinference_xavier.policy.index import Found, SnapshotIndex
+from xinference_xavier.policy.order import OrderFactory
+from xinference_xavier.policy.planner import Planner, default_low_water, group_of
+from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
+from xinference_xavier.types import NOWHERE, tier_of
+
+logger = logging.getLogger(__name__)
+
+_RESULTS = {
+    Found.MISS: LookupResult.MISS,
+    Found.PENDING: LookupResult.HIT_PENDING,
+    Found.HIT: LookupResult.HIT,
+}
+
+
+class XavierManager(OffloadingManager):
+    """Decides for one replica.
+
+    Args:
+        ranks: workers of the replica; each acknowledges every job.
+        block_tokens: tokens per block of each KV group.
+        order: the eviction order.
+    """
+
+    def __init__(self, ranks: int, block_tokens: Sequence[int], order: OrderFactory) -> None:
+        self.block_tokens = tuple(block_tokens)
+        self.ranks = ranks
+        self._order = order
+        self.ledger = Ledger(ranks)
+        self.requests: dict[str, RequestState] = {}
+        self.copied: dict[str, Copied] = {}
+        self.mismatches = 0
+        self.capacity = RankCapacity(0, 0, 0, 0, 0)
+        self._next_mark = 1
+        self._storing: set[int] = set()
+        self.configure(step_blocks=1)
+
+    def configure(self, step_blocks: int, window_groups: Collection[int] = ()) -> None:
+        """Learn the model's shape, before ``attach``.
+
+        Args:
+            step_blocks: most blocks that one step can fill.
+            window_groups: KV groups with a sliding window or a state. The first other group is
+                the one whose blocks are counted as hits and misses.
+        """
+        full = [group for group in range(len(self.block_tokens)) if group not in window_groups]
+        self.counted_group = full[0] if full else 0
+        self._step_blocks = step_blocks
+        self._window_groups = frozenset(window_groups)
+        self.receipts = Receipts(self.block_tokens[self.counted_group])
+        self._set_rows(0, 0)
+
+    def _set_rows(self, gpu_rows: int, cpu_rows: int) -> None:
+        self.index = SnapshotIndex(gpu_rows, cpu_rows, self._order)
+        low_water = default_low_water(gpu_rows, self._step_blocks)
+        self.planner = Planner(self.index, low_water, self._window_groups)
+
+    def attach(self, ranks: Collection[RankCapacity]) -> None:
+        """Take the ranks' capacities: a tier has as many rows as its poorest rank.
+
+        Called once, before the first request; until then every lookup is a miss.
+        """
+        self.capacity = RankCapacity(
+            gpu_rows=min(rank.gpu_rows for rank in ranks),
+            cpu_rows=min(rank.cpu_rows for rank in ranks),
+            row_bytes=sum(rank.row_bytes for rank in ranks),
+            pool_bytes=sum(rank.pool_bytes for rank in ranks),
+            pool_blocks=min(rank.pool_blocks for rank in ranks),
+        )
+        self._set_rows(self.capacity.gpu_rows, self.capacity.cpu_rows)
+        tokens = self.block_tokens[self.counted_group]
+        logger.info(
+            "xavier: %d GPU rows and %d CPU rows of %d bytes (%d and %d tokens) over %d rank(s)",
+            *(self.capacity.gpu_rows, self.capacity.cpu_rows, self.capacity.row_bytes),
+            *(self.capacity.gpu_rows * tokens, self.capacity.cpu_rows * tokens, self.ranks),
+        )
+        if 0 < self.capacity.cpu_rows < self.capacity.pool_blocks:
+            logger.warning(
+                "xavier_cpu_budget holds %d tokens, less than the %d tokens of the engine's own "
+                "KV pool: such a tier mostly shadows what the engine still has. Give it at least "
+                "%d bytes.",
+                self.capacity.cpu_rows * tokens,
+                self.capacity.pool_blocks * tokens,
+                self.capacity.pool_blocks * self.capacity.row_bytes,
+            )
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self.requests[req_context.req_id] = RequestState(self._next_mark)
+        self._next_mark += 1
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self.requests.pop(req_context.req_id, None)
+
+    def state_of(self, req_id: str) -> RequestState:
+        """The request's state; of a request vLLM never announced, a new one."""
+        state = self.requests.get(req_id)
+        if state is None:
+            state = self.requests[req_id] = RequestState(self._next_mark)
+            self._next_mark += 1
+        return state
+
+    def retire(self, req_id: str, keys_by_group: Sequence[Sequence[bytes]]) -> None:
+        """The request ended: its blocks count as used now, heads as newer than tails."""
+        state = self.state_of(req_id)
+        for keys in keys_by_group:
+            self.planner.retire(list(keys), state.mark)
+
+    # -- loads -------------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        state = self.requests.get(req_context.req_id)
+        if state is not None and state.failed_keys and key in state.failed_keys:
+            return LookupResult.MISS
+        return _RESULTS[self.index.lookup(key)]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> RowsSpec:
+        """Pin the keys' rows. Never raises: a key that is gone becomes a failed position."""
+        state = self.state_of(req_context.req_id)
+        plan = self.planner.pin_for_load(list(keys), state.mark)
+        state.loaded = [
+            tier_of(location)
+            for key, location in zip(plan.keys, plan.locations, strict=True)
+            if location != NOWHERE and group_of(key) == self.counted_group
+        ]
+        return RowsSpec.of(plan)
+
+    # -- stores ------------------------------------------------------------------------------
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput:
+        """Reserve rows for new keys. What finds no room is skipped: vLLM would offer a None
+        again, longer, at every step."""
+        state = self.state_of(req_context.req_id)
+        plan = self.planner.admit(keys, state.mark, state.broken)
+        self._storing.add(state.mark)
+        return PrepareStoreOutput(
+            keys_to_store=[OffloadKey(key) for key in plan.keys],
+            store_spec=RowsSpec.of(plan),
+            evicted_keys=[],
+        )
+
+    # -- jobs --------------------------------------------------------------------------------
+
+    def plan_moves(self) -> list[MoveJob]:
+        """This step's demotions and promotions, already open in the ledger."""
+        plans = self.planner.plan_moves(self._storing)
+        self._storing.clear()
+        return [MoveJob.of(self.ledger.open_move(plan), plan) for plan in plans]
+
+    def apply(self, report: WorkerMetadata) -> list[tuple[str, LoadPlan]]:
+        """Commit what the workers report; returns failed loads with their requests."""
+        for kind, work in report.copied.items():
+            self.copied[kind] = self.copied.get(kind, Copied()).plus(work)
+        self.mismatches += report.mismatches
+        for job_id, positions in report.failed.items():
+            self.ledger.fail(job_id, positions)
+        failed_loads = []
+        for completed in (report.completed_jobs, report.completed_moves):
+            for job_id, ranks in completed.items():
+                job = self.ledger.acknowledge(job_id, ranks)
+                if job is not None and self._commit(job):
+                    assert isinstance(job.plan, LoadPlan)
+                    failed_loads.append((job.req_id, job.plan))
+        return failed_loads
+
+    def _commit(self, job: Job) -> bool:
+        """Commit one job; True if it is a load that failed."""
+        plan = job.plan
+        if isinstance(plan, StorePlan):
+            self.planner.commit_store(plan, ok=job.failed is None)
+        elif isinstance(plan, MovePlan):
+            self.planner.commit_move(plan, ok=job.failed is None)
+        else:
+            self.planner.finish_load(plan, job.failed or ())
+            if job.failed:
+                self._note_failed_load(job.req_id, plan, job.failed)
+        return isinstance(plan, LoadPlan) and bool(job.failed)
+
+    def _note_failed_load(self, req_id: str, plan: LoadPlan, failed: Collection[int]) -> None:
+        """Blocks from the first failed one on are computed; vLLM asks again for the others."""
+        state = self.requests.get(req_id)
+        if state is None:
+            return
+        state.failed_keys.update(plan.keys[position] for position in failed)
+        counted = [
+            position
+            for position, key in enumerate(plan.keys)
+            if group_of(key) == self.counted_group and plan.locations[position] != NOWHERE
+        ]
+        first = min(failed)
+        state.loaded = state.loaded[: sum(1 for position in counted if position < first)]
+
+    # -- vLLM's housekeeping -----------------------------------------------------------------
+
+    def has_pending_work(self) -> bool:
+        """Keep stepping while moves are in flight: only a step brings their acknowledgement."""
+        return len(self.ledger) > 0
+
+    def reset_cache(self) -> None:
+        """Forget every snapshot; rows in use are freed when their jobs have ended."""
+        self.planner.clear()

@@ -1,0 +1,109 @@
+"""Where each request's prompt tokens came from: prompt = engine + GPU + CPU + computed.
+
+Every request is counted once, when it is first scheduled to compute: by then its load has ended
+and is known to have worked or not. Runs on the scheduler thread; other threads read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+
+from xinference_xavier.types import Tier
+
+#: Receipts kept for the API.
+RECENT = 64
+
+
+@dataclass(slots=True)
+class Receipt:
+    """One request's prompt, in tokens by source."""
+
+    request_id: str
+    prompt: int
+    engine: int
+    gpu: int
+    cpu: int
+    computed: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all receipts; blocks are those of the model's first full-attention KV group."""
+
+    requests: int = 0
+    tokens_prompt: int = 0
+    tokens_engine: int = 0
+    tokens_gpu: int = 0
+    tokens_cpu: int = 0
+    tokens_computed: int = 0
+    hits_gpu_blocks: int = 0
+    hits_cpu_blocks: int = 0
+    misses_blocks: int = 0
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What the manager remembers of a request while vLLM does."""
+
+    #: Sequence number: orders requests by arrival and marks the rows they use.
+    mark: int
+    prompt: int = 0
+    #: Tokens the engine's own prefix cache gave at the last lookup.
+    engine: int = 0
+    #: Tier of each loaded block of the counted group, in prefix order.
+    loaded: list[Tier] = field(default_factory=list)
+    #: KV groups with a block that was not stored.
+    broken: set[int] = field(default_factory=set)
+    #: Keys whose load failed: a miss for this request from then on, else it would loop.
+    failed_keys: set[bytes] = field(default_factory=set)
+    counted: bool = False
+
+
+class Receipts:
+    """Counts requests as their fate is decided.
+
+    Args:
+        block_tokens: tokens per block of the counted KV group.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self.totals = Totals()
+        self.recent: deque[Receipt] = deque(maxlen=RECENT)
+
+    def count(self, req_id: str, state: RequestState) -> None:
+        """The request is about to compute the rest of its prompt. Counts it the first time."""
+        if state.counted:
+            return
+        state.counted = True
+        receipt = self._receipt(req_id, state)
+        self.recent.append(receipt)
+        totals = self.totals
+        totals.requests += 1
+        totals.tokens_prompt += receipt.prompt
+        totals.tokens_engine += receipt.engine
+        totals.tokens_gpu += receipt.gpu
+        totals.tokens_cpu += receipt.cpu
+        totals.tokens_computed += receipt.computed
+        hits = len(state.loaded)
+        gpu = state.loaded.count(Tier.GPU)
+        totals.hits_gpu_blocks += gpu
+        totals.hits_cpu_blocks += hits - gpu
+        known = state.engine // self._block_tokens + hits
+        totals.misses_blocks += max(0, state.prompt // self._block_tokens - known)
+
+    def _receipt(self, req_id: str, state: RequestState) -> Receipt:
+        """The last prompt token is always computed: vLLM needs its logits."""
+        engine = min(state.engine, state.prompt - 1)
+        room = state.prompt - 1 - engine
+        tokens = {Tier.GPU: 0, Tier.CPU: 0}
+        for tier in state.loaded:
+            taken = min(self._block_tokens, room)
+            tokens[tier] += taken
+            room -= taken
+        computed = room + 1
+        return Receipt(req_id, state.prompt, engine, tokens[Tier.GPU], tokens[Tier.CPU], computed)
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self.totals)

@@ -1,0 +1,43 @@
+"""What the launch decided, as it reaches an engine: one dictionary in the connector's config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xinference_xavier.config import XavierOptions
+
+#: Key of our dictionary in ``kv_connector_extra_config``.
+EXTRA_KEY = "xavier"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Options and identity of one replica.
+
+    Attributes:
+        options: the validated launch options.
+        model_uid, replica: who this replica is to Xinference.
+        tracker_address: xoscar address of the supervisor; None runs without a cluster.
+        listen_host: the interface other processes reach this replica on.
+        local_replicas: replicas that share this machine's memory.
+    """
+
+    options: XavierOptions
+    model_uid: str = ""
+    replica: int = 0
+    tracker_address: str | None = None
+    listen_host: str = "127.0.0.1"
+    local_replicas: int = 1
+
+    @classmethod
+    def from_extra(cls, extra_config: Mapping[str, Any]) -> EngineSettings:
+        """Read our part of ``kv_connector_extra_config``.
+
+        Raises:
+            pydantic.ValidationError: it did not come from ``XavierOptions``.
+        """
+        data = dict(extra_config.get(EXTRA_KEY) or {})
+        options = {name: data.pop(name) for name in XavierOptions.model_fields if name in data}
+        return cls(options=XavierOptions.model_validate(options), **data)

@@ -1,0 +1,62 @@
+"""How many rows each tier of one rank gets. Runs in the worker process, before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from xinference_xavier.types import CapacityError
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class RankBudget:
+    """What one rank's share of the budgets must hold.
+
+    Attributes:
+        gpu_bytes: device bytes of the whole replica.
+        cpu_bytes: host bytes of the whole replica, or "auto".
+        ranks: ranks of the replica.
+        local_replicas: replicas that share this machine's memory.
+    """
+
+    gpu_bytes: int
+    cpu_bytes: int | Literal["auto"]
+    ranks: int
+    local_replicas: int
+
+    def gpu_rows(self, row_bytes: int) -> int:
+        return self._rows("xavier_gpu_budget", self.gpu_bytes, row_bytes)
+
+    def cpu_rows(self, row_bytes: int, pool_bytes: int) -> int:
+        """Rows of the CPU tier; "auto" is twice the rank's KV pool, at most its share of half
+        the memory that is available now."""
+        if self.cpu_bytes != "auto":
+            return self._rows("xavier_cpu_budget", self.cpu_bytes, row_bytes)
+        share = available_memory() // 2 // (self.local_replicas * self.ranks)
+        return min(2 * pool_bytes, share) // row_bytes
+
+    def _rows(self, option: str, budget: int, row_bytes: int) -> int:
+        rows = budget // self.ranks // row_bytes
+        if budget and not rows:
+            raise CapacityError(
+                f"{option}={budget} holds no KV block: one takes {row_bytes * self.ranks} bytes "
+                f"over {self.ranks} rank(s) of this model; give at least that much, or 0 to "
+                "switch the tier off"
+            )
+        return rows
+
+
+def available_memory() -> int:
+    """Bytes this process may still use: the machine's, or its cgroup's if that is less."""
+    available = psutil.virtual_memory().available
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used))

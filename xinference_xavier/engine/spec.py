@@ -1,0 +1,67 @@
+"""vLLM's entry point to manager and worker: named by the engine arguments, made in each process."""
+
+from __future__ import annotations
+
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
+from vllm.v1.kv_offload.config import OffloadingConfig
+
+from xinference_xavier.engine.manager import XavierManager
+from xinference_xavier.engine.messages import RankCapacity
+from xinference_xavier.engine.settings import EngineSettings
+from xinference_xavier.engine.sizing import RankBudget
+from xinference_xavier.engine.worker import XavierWorker
+from xinference_xavier.policy.order import order_factory
+from xinference_xavier.storage.copier import create_copier
+from xinference_xavier.storage.faults import Faults
+from xinference_xavier.storage.layout import RowLayout
+from xinference_xavier.storage.slab import Slab
+
+
+class XavierSpec(OffloadingSpec):
+    """Makes the manager (scheduler process) or the worker (each rank)."""
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self.settings = EngineSettings.from_extra(config.extra_config)
+
+    def get_manager(self) -> XavierManager:
+        return XavierManager(
+            ranks=self.config.parallel.world_size,
+            block_tokens=self.tokens_per_block,
+            order=order_factory(self.settings.options.xavier_policy),
+        )
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> XavierWorker:
+        """Allocate this rank's slabs.
+
+        Raises:
+            CapacityError: a budget holds no row.
+            MemoryError, torch.OutOfMemoryError: a slab cannot be allocated.
+        """
+        tensors = [cache.tensor for cache in kv_caches.tensors]
+        refs = [
+            [(ref.tensor_idx, ref.page_size_bytes) for ref in group]
+            for group in kv_caches.group_data_refs
+        ]
+        layout = RowLayout.from_refs(tensors, refs)
+        pool_bytes = sum(tensor.shape[0] * tensor.stride(0) for tensor in tensors)
+        options = self.settings.options
+        budget = RankBudget(
+            gpu_bytes=options.xavier_gpu_budget,
+            cpu_bytes=options.xavier_cpu_budget,
+            ranks=self.config.parallel.world_size,
+            local_replicas=self.settings.local_replicas,
+        )
+        gpu_rows = budget.gpu_rows(layout.row_bytes)
+        cpu_rows = budget.cpu_rows(layout.row_bytes, pool_bytes)
+        pinned = layout.device.type == "cuda"
+        copier = create_copier(
+            layout,
+            Slab(gpu_rows, layout.row_bytes, layout.device) if gpu_rows else None,
+            Slab(cpu_rows, layout.row_bytes, "cpu", pinned=pinned) if cpu_rows else None,
+            self_check=options.xavier_self_check,
+            seed=self.config.parallel.rank,
+            faults=Faults.from_env(self.config.parallel.rank),
+        )
+        capacity = RankCapacity(gpu_rows, cpu_rows, layout.row_bytes, pool_bytes, layout.num_blocks)
+        return XavierWorker(copier, capacity)
