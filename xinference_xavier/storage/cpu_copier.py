@@ -18,7 +18,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from xinference_xavier.storage.faults import Faults, InjectedFaultError
+from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.hostmem import leave_inherited_core
 from xinference_xavier.storage.jobs import NO_INDEXES, CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
@@ -91,7 +91,7 @@ class CpuCopier:
                 self._closed = True
                 self._jobs.put(None)
         self._thread.join()
-        self._memories, self._caches = [], []
+        self._rows, self._memories, self._caches = RowMap(None, None), [], []
 
     def _run(self) -> None:
         leave_inherited_core()
@@ -109,19 +109,14 @@ class CpuCopier:
 
     def _execute(self, job: CopyJob, started: float) -> CopyResult:
         job.check(self._layout)
+        failed, error = NO_INDEXES, ""
         if job.kind is CopyKind.LOAD:
             failed, error = self._load(job)
         else:
-            failed, error = NO_INDEXES, ""
             self._write_rows(job)
         seconds = time.perf_counter() - started
-        nbytes = job.payload_bytes(self._layout) if not len(failed) else self._loaded(job, failed)
+        nbytes = job.payload_bytes(self._layout, failed)
         return CopyResult(job.job_id, job.kind, not len(failed), nbytes, seconds, failed, error)
-
-    def _loaded(self, job: CopyJob, failed: Indexes) -> int:
-        """Payload bytes of a LOAD's positions that did not fail."""
-        groups = np.delete(job.groups(), failed)
-        return sum(self._layout.group_bytes(group) for group in groups.tolist())
 
     def _write_rows(self, job: CopyJob) -> None:
         """Run a STORE or MOVE, keeping the checksums in step with the rows."""
@@ -142,36 +137,32 @@ class CpuCopier:
     def _load(self, job: CopyJob) -> tuple[Indexes, str]:
         """Run a LOAD; its failed positions and the first error."""
         wanted = np.flatnonzero(job.sources != NOWHERE)
-        failed, error = np.flatnonzero(job.sources == NOWHERE), ""
-        if len(failed):
-            error = "the source is gone"
+        failed = set(np.flatnonzero(job.sources == NOWHERE).tolist())
+        error = "the source is gone" if failed else ""
+        expected = self._check.expected(job) if self._check is not None else {}
+        if self._faults is not None:
+            self._faults.strike(job.kind.value)
         try:
-            if self._faults is not None:
-                self._faults.strike(job.kind.value)
             self._copy_blocks(job, wanted)
-        except InjectedFaultError:
-            raise
         except Exception as exc:
             logger.warning("load job %d is retried position by position: %r", job.job_id, exc)
-            lost = self._load_singly(job, wanted)
-            failed, error = np.union1d(failed, lost), f"{type(exc).__name__}: {exc}"
-            wanted = np.setdiff1d(wanted, lost)
+            failed |= self._load_singly(job, wanted)
+            error = f"{type(exc).__name__}: {exc}"
         if self._check is not None:
-            differing = self._check.mismatched(job, wanted)
-            if len(differing):
-                failed, error = np.union1d(failed, differing), "self-check mismatch"
-        return failed, error if len(failed) else ""
+            wrong = self._check.verify(job, expected, failed)
+            failed, error = failed | wrong, "self-check mismatch" if wrong else error
+        return np.array(sorted(failed), np.int64), error if failed else ""
 
-    def _load_singly(self, job: CopyJob, positions: Indexes) -> Indexes:
+    def _load_singly(self, job: CopyJob, positions: Indexes) -> set[int]:
         """Load position by position; those that failed again."""
-        lost = []
+        lost = set()
         for position in positions.tolist():
             try:
                 self._copy_blocks(job, np.array([position]))
             except Exception as exc:
                 logger.debug("load job %d, position %d: %r", job.job_id, position, exc)
-                lost.append(position)
-        return np.array(lost, np.int64)
+                lost.add(position)
+        return lost
 
     def _copy_blocks(self, job: CopyJob, positions: Indexes) -> None:
         """Copy blocks to rows or back, one KV group at a time."""

@@ -51,11 +51,12 @@ class CopyJob:
         """The KV group of each position, int64 ``[n]``."""
         return np.repeat(np.arange(len(self.group_sizes), dtype=np.int64), self.group_sizes)
 
-    def payload_bytes(self, layout: RowLayout) -> int:
-        """Bytes that the job copies when every position is copied."""
+    def payload_bytes(self, layout: RowLayout, failed: Indexes = NO_INDEXES) -> int:
+        """Bytes that the job copies when all positions but ``failed`` are copied."""
         if self.kind is CopyKind.MOVE:
             return len(self) * layout.row_bytes
-        return sum(n * layout.group_bytes(g) for g, n in enumerate(self.group_sizes) if n)
+        counts = np.bincount(np.delete(self.groups(), failed), minlength=len(self.group_sizes))
+        return sum(n * layout.group_bytes(g) for g, n in enumerate(counts.tolist()) if n)
 
     def check(self, layout: RowLayout) -> None:
         """Raise if the arrays do not fit each other or ``layout``; rows are checked on use.

@@ -34,7 +34,10 @@ class RowMap:
         #: Per memory, uint8 ``[rows, row_bytes]``.
         self.memories: tuple[torch.Tensor, ...] = tuple(extent.memory for extent in extents)
         self._starts = np.array([extent.start for extent in extents], np.int64)
+        #: The first so many memories are on the device, the rest on the host.
         self.device_memories = len(device_slab.extents) if device_slab is not None else 0
+        self._addresses = np.array([extent.address for extent in extents], np.int64)
+        self._row_bytes = int(extents[0].memory.shape[1]) if extents else 0
 
     def resolve(self, locations: Indexes) -> tuple[Indexes, Indexes]:
         """Memory index and row inside that memory of each location, both int64 ``[n]``.
@@ -56,6 +59,17 @@ class RowMap:
                 memory[mine] = first + slab.extent_of(rows[mine])
             first += len(slab.extents) if slab is not None else 0
         return memory, rows - self._starts[memory]
+
+    def addresses(self, memory: Indexes, rows: Indexes) -> Indexes:
+        """Address of the first byte of rows that ``resolve`` has found."""
+        first: Indexes = self._addresses[memory]
+        return first + rows * self._row_bytes
+
+
+def row_addresses(rows: torch.Tensor, count: int) -> Indexes:
+    """Address of each of the first ``count`` rows of ``rows``, uint8 ``[>= count, row_bytes]``."""
+    steps: Indexes = np.arange(count, dtype=np.int64) * int(rows.stride(0))
+    return steps + int(rows.data_ptr())
 
 
 def runs(left: Indexes, right: Indexes, pairs: Indexes, *, adjacent: bool) -> Iterator[Run]:

@@ -12,10 +12,9 @@ from __future__ import annotations
 import logging
 import random
 import zlib
+from collections.abc import Collection
 
-import numpy as np
-
-from xinference_xavier.storage.jobs import CopyJob, Indexes
+from xinference_xavier.storage.jobs import CopyJob
 from xinference_xavier.storage.layout import RowLayout
 
 logger = logging.getLogger(__name__)
@@ -61,20 +60,24 @@ class SelfCheck:
         for target in job.targets.tolist():
             self._sums.pop(target, None)
 
-    def mismatched(self, job: CopyJob, positions: Indexes) -> Indexes:
-        """Those of a LOAD job's ``positions`` whose block does not hold the stored bytes."""
-        groups, bad = job.groups(), []
-        for position in positions.tolist():
-            expected = self._sums.get(int(job.sources[position]))
-            if expected is None:
-                continue
-            self.verified += 1
-            if self._checksum(int(groups[position]), int(job.blocks[position])) != expected:
-                bad.append(position)
-        if bad:
-            self.mismatches += len(bad)
-            logger.error("self-check: %d of %d loaded blocks differ", len(bad), len(positions))
-        return np.array(bad, np.int64)
+    def expected(self, job: CopyJob) -> dict[int, int]:
+        """Checksums of a LOAD job's sources as they are now, by position."""
+        sums = ((i, self._sums.get(source)) for i, source in enumerate(job.sources.tolist()))
+        return {position: checksum for position, checksum in sums if checksum is not None}
+
+    def verify(self, job: CopyJob, expected: dict[int, int], skip: Collection[int]) -> set[int]:
+        """Positions of a finished LOAD job whose block does not hold the expected bytes.
+
+        ``skip`` names the positions that failed anyway.
+        """
+        groups, blocks = job.groups().tolist(), job.blocks.tolist()
+        checked = {p: checksum for p, checksum in expected.items() if p not in skip}
+        wrong = {p for p, c in checked.items() if self._checksum(groups[p], blocks[p]) != c}
+        self.verified += len(checked)
+        self.mismatches += len(wrong)
+        if wrong:
+            logger.error("self-check: %d of %d verified blocks differ", len(wrong), len(checked))
+        return wrong
 
     def _checksum(self, group: int, block: int) -> int:
         checksum = 0
