@@ -82,7 +82,7 @@ SYMBOLS = (
     ),
     HostSymbol(
         "xinference.client.restful.restful_client",
-        "RESTfulClient.launch_model",
+        "Client.launch_model",
         "its local `response` tells the CLI that the server refused a launch",
     ),
     HostSymbol(
