@@ -37,6 +37,11 @@ SYMBOLS = (
         "registers the engine classes before the model registry is built",
     ),
     HostSymbol(
+        "xinference.engine_hooks",
+        "_ENGINE_REGISTRATION_HOOKS",
+        "read by `xinference-xavier doctor` to see our hook",
+    ),
+    HostSymbol(
         "xinference.api.routers",
         "register_all_routes",
         "wrapped, so that our routes precede the catch-all route of the web UI",
@@ -71,6 +76,16 @@ SYMBOLS = (
         instance=True,
     ),
     HostSymbol(
+        "xinference.api.restful_api",
+        "RESTfulAPI.is_authenticated",
+        "whether our routes need credentials",
+    ),
+    HostSymbol(
+        "xinference.constants",
+        "XINFERENCE_ENABLE_VIRTUAL_ENV",
+        "whether a model runs with a vLLM of its own when the launch does not say",
+    ),
+    HostSymbol(
         "xinference.deploy.cmdline",
         "cli",
         "its `launch` command gets our options",
@@ -89,6 +104,33 @@ SYMBOLS = (
         "xinference.core.model",
         "ModelActor.__init__",
         "wrapped, so that a model process learns its addresses",
+    ),
+    HostSymbol(
+        "xinference.core.utils",
+        "parse_replica_model_uid",
+        "tells the replica's number from its name",
+    ),
+    HostSymbol(
+        "xinference.core.supervisor",
+        "SupervisorActor.get_instance_info",
+        "asked how many replicas share a machine, and which models run",
+    ),
+    HostSymbol("xinference.model.llm.vllm.core", "VLLMModel", "extended for completion models"),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel.load",
+        "where the hash seed is set and the replica announces itself",
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel.wait_for_load",
+        "ends when the engine runs",
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._loop",
+        "the event loop of the model process, to reach actors from the loading thread",
+        instance=True,
     ),
     HostSymbol(
         "xinference.model.llm.vllm.core",

@@ -114,7 +114,7 @@ def _runs_in_virtual_env(payload: Mapping[str, Any]) -> bool:
 
 def _row_problem(options: XavierOptions, payload: Mapping[str, Any]) -> str | None:
     model_config = sizing.read_model_config(payload.get("model_path"))
-    block_size = _whole(payload.get("block_size", _HOST_BLOCK_SIZE))
+    block_size = _whole(payload.get("block_size") or _HOST_BLOCK_SIZE)
     if model_config is None or not block_size:
         return None
     row_bytes = sizing.estimate_row_bytes(

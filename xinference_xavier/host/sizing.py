@@ -125,8 +125,9 @@ def _is_hybrid(config: Mapping[str, Any]) -> bool:
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and len(set(map(str, kinds))) > 1:
         return True
-    if config.get("sliding_window") and not kinds:
-        return bool(config.get("use_sliding_window", True))
+    slides = config.get("sliding_window") and config.get("use_sliding_window", True)
+    if slides and not kinds:
+        return True
     return any(config.get(key) for key in _HYBRID_KEYS)
 
 
