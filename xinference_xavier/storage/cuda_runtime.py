@@ -60,6 +60,8 @@ class CudaRuntime:
 
         self._device = layout.device
         self._page_copier = PageCopier(layout)
+        self._page_copier.warm_up(layout.row_bytes)
+        torch.cuda.synchronize(self._device)  # the one wait, while nothing runs yet
 
     def stream(self) -> Stream:
         """A new stream on the device."""

@@ -78,6 +78,13 @@ class PageCopier:
         largest_words = max(entry[3] for entry in table) // self._word_bytes
         self._grid = (max(counts), -(-largest_words // CHUNK_WORDS))
 
+    def warm_up(self, row_bytes: int) -> None:
+        """Compile both directions now, not on the first store: block 0 to a row and back."""
+        row = torch.empty(row_bytes, dtype=torch.uint8, device=self._pages.device)
+        position = torch.tensor([[0, 0, row.data_ptr()]], device=self._pages.device)
+        self(position, 1, to_rows=True)
+        self(position, 1, to_rows=False)
+
     def __call__(self, positions: torch.Tensor, count: int, *, to_rows: bool) -> None:
         """Copy the pages of ``count`` positions, int64 ``[>= count, 3]``, on the current stream."""
         grid = (count, *self._grid)

@@ -135,8 +135,13 @@ class Slab:
         """Wait for what ``touch`` started; whether it ended in time."""
         return all(populator.join(timeout_seconds) for populator in self._populators)
 
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes populated so far by what ``touch`` started."""
+        return sum(populator.populated_bytes for populator in self._populators)
+
     def close(self) -> None:
-        """Give the memory back once no view of it is left. Idempotent."""
+        """Give the memory back once no view of it is left. Idempotent; the copier closes first."""
         for populator in self._populators:
             populator.close()
         self._populators = []

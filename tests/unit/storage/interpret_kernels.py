@@ -25,6 +25,9 @@ def check(tensors: list[torch.Tensor], refs: list[list[tuple[int, int]]]) -> Non
     memory = random_bytes(len(groups) + 1, layout.row_bytes)
     copier, before, caches = PageCopier(layout), memory.clone(), [t.clone() for t in tensors]
 
+    copier.warm_up(layout.row_bytes)
+    assert all(torch.equal(t, c) for t, c in zip(tensors, caches, strict=True))
+
     addresses = row_addresses(memory, len(groups))
     positions = torch.from_numpy(np.stack([blocks, groups, addresses], 1))
     copier(positions, len(groups), to_rows=True)

@@ -103,7 +103,8 @@ def test_a_position_without_a_row_fails_alone(make_rig: MakeRig) -> None:
     assert rig.block_pages(3) == rig.row_pages(~1)
     for block in (2, 4):
         assert all(
-            torch.equal(t[block].cpu(), b[block]) for t, b in zip(rig.layout.tensors, before)
+            torch.equal(t[block].cpu(), b[block])
+            for t, b in zip(rig.layout.tensors, before, strict=True)
         )
 
 
@@ -184,6 +185,18 @@ def test_a_store_comes_after_the_computation_before_it(make_rig: MakeRig) -> Non
     assert result.ok
     expected = bytes([42]) * rig.layout.group_bytes(0)
     assert rig.row_pages(1) == rig.row_pages(~1) == expected
+
+
+def test_a_load_comes_after_the_computation_before_it(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    for blocks in ([2], [3], [4, 5]):  # device, host, both
+        for tensor in rig.layout.tensors:
+            for block in blocks:
+                rig.compute(lambda page=tensor[block]: page.fill_(42))
+    results = rig.run(rig.load([2], [1]), rig.load([3], [~1]), rig.load([4, 5], [1, ~1]))
+    assert all(result.ok for result in results)
+    assert rig.block_pages(2) == rig.block_pages(4) == rig.row_pages(1)
+    assert rig.block_pages(3) == rig.block_pages(5) == rig.row_pages(~1)
 
 
 def test_a_closed_copier_fails_jobs_instead_of_raising(make_rig: MakeRig) -> None:

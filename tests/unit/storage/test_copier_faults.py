@@ -86,6 +86,13 @@ def test_checksums_follow_moves_and_end_with_new_content(make_rig: MakeRig) -> N
     assert rig.copier.mismatches == 1
 
 
+def test_a_move_of_unknown_content_ends_the_checksum_of_its_target(make_rig: MakeRig) -> None:
+    rig = make_rig(self_check=1.0)
+    results = rig.run(rig.store([1], [0]), rig.move([7], [0]), rig.load([5], [0]))
+    assert all(result.ok for result in results)
+    assert rig.block_pages(5) == rig.row_pages(7)
+
+
 def test_the_share_is_a_repeatable_sample() -> None:
     rig = Rig("cpu", "cross_layer")
     blocks = [block % 24 for block in range(400)]
