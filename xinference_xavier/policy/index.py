@@ -7,12 +7,12 @@ the step's lookups have been redeemed, so a HIT is a promise that holds for its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from xinference_xavier.policy.order import LRUOrder, OrderFactory
 from xinference_xavier.policy.tier import LEAVING, READY, WRITING, RowState, TierRows, check
-from xinference_xavier.types import NOWHERE, Tier, row_of
+from xinference_xavier.types import NOWHERE, Tier, host_location, row_of
 
 
 class Found(Enum):
@@ -57,13 +57,37 @@ class SnapshotIndex:
         location = self._where.get(key)
         if location is None:
             return Found.MISS
-        if self.rows_at(location).state[row_of(location)] == WRITING:
-            return Found.PENDING
-        return Found.HIT
+        state = self.gpu.state[location] if location >= 0 else self.cpu.state[~location]
+        return Found.PENDING if state == WRITING else Found.HIT
+
+    def split(self, keys: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
+        """Keys that are not here, and keys that are, both in order and once."""
+        where = self._where
+        missing: list[bytes] = []
+        known: list[bytes] = []
+        for key in dict.fromkeys(keys):
+            (known if key in where else missing).append(key)
+        return missing, known
+
+    def reserve(self, tier: TierRows, keys: Sequence[bytes], mark: int) -> list[int]:
+        """Take a free row of ``tier`` for each new key; returns their locations.
+
+        ``tier`` must have that many free rows.
+        """
+        rows = tier.take(len(keys))
+        tier.reserve(rows, keys, WRITING, mark)
+        locations = rows if tier is self.gpu else [host_location(row) for row in rows]
+        self._where.update(zip(keys, locations, strict=True))
+        return locations
 
     def place(self, key: bytes, location: int) -> None:
-        """Record a key's first or new location."""
+        """Record a key's new location."""
         self._where[key] = location
+
+    def evict(self, tier: TierRows, row: int) -> None:
+        """Forget the snapshot in an evictable row of ``tier``."""
+        del self._where[tier.key[row]]
+        tier.drop(row)
 
     def pin(self, keys: Sequence[bytes]) -> list[int]:
         """Pin each readable key's row; ``NOWHERE`` in the place of any other key."""
@@ -100,10 +124,11 @@ class SnapshotIndex:
 
     def clear(self) -> int:
         """Forget every key; returns how many there were."""
-        keys = self.keys()
-        for key in keys:
-            self.remove(key)
-        return len(keys)
+        count = len(self._where)
+        self._where.clear()
+        self.gpu.clear()
+        self.cpu.clear()
+        return count
 
     def validate(self) -> None:
         """Raise ``IntegrityError`` unless index and rows agree. Walks everything: for tests."""

@@ -93,6 +93,8 @@ OrderFactory = Callable[[int], EvictionOrder]
 
 _BUILT_IN: dict[str, OrderFactory] = {"lru": LRUOrder}
 
+_METHODS = ("add", "discard", "touch", "victim", "__len__", "__iter__")
+
 
 def order_factory(policy: str) -> OrderFactory:
     """Resolve the option ``xavier_policy``: a built-in name or ``module:Class``.
@@ -100,16 +102,22 @@ def order_factory(policy: str) -> OrderFactory:
     The class is called with the tier's number of rows.
 
     Raises:
-        OptionError: the name is unknown or the class cannot be imported.
+        OptionError: the name is unknown, the class cannot be imported, or it is no ``EvictionOrder``.
     """
     if policy in _BUILT_IN:
         return _BUILT_IN[policy]
+    known = ", ".join(sorted(_BUILT_IN))
+    remedy = f"use one of {known}, or module:Class of an installed module"
     module_name, _, class_name = policy.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(sorted(_BUILT_IN))
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # the module is not ours: importing it may raise anything
         raise OptionError(
-            f"xavier_policy={policy!r} cannot be imported ({error}); use one of {known}, or "
-            "module:Class of an installed module"
+            f"xavier_policy={policy!r} cannot be imported ({error!r}); {remedy}"
         ) from error
+    missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
+    if not isinstance(found, type) or missing:
+        lacks = f"lacks {', '.join(missing)}" if missing else "is not a class"
+        raise OptionError(f"xavier_policy={policy!r} is no eviction order: it {lacks}; {remedy}")
+    factory: OrderFactory = found
+    return factory

@@ -24,6 +24,10 @@ from xinference_xavier.types import NOWHERE, SkipReason, Tier, host_location, ro
 #: Uses counted per step when requests end: 256 take about 0.2 ms of the scheduler thread.
 TOUCHES_PER_STEP = 256
 
+#: Ended requests whose uses are still to be counted. When requests end faster than that for long,
+#: the oldest are not counted: better than keys and work that pile up without end.
+RETIRED_REQUESTS = 256
+
 
 def default_low_water(gpu_rows: int, step_blocks: int) -> int:
     """Free GPU rows to keep ahead of need: one step's worth of new blocks, a twentieth of the
@@ -52,7 +56,7 @@ class Planner:
         self._window_groups = frozenset(window_groups)
         #: Snapshots hit in the CPU tier, oldest hit first, with the mark of the request.
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=max(index.gpu.rows, 1))
-        self._touches: deque[tuple[Iterator[bytes], int]] = deque()
+        self._touches: deque[tuple[Iterator[bytes], int]] = deque(maxlen=RETIRED_REQUESTS)
 
     # -- stores ------------------------------------------------------------------------------
 
@@ -61,24 +65,24 @@ class Planner:
 
         Heads go to free GPU rows, the rest to CPU rows. Never waits: what finds no row is skipped
         and counted. ``broken`` is the request's set of KV groups with a skipped block; it grows.
+        Those that are here already count as used: they do not make room for the others.
         """
-        wanted = []
-        for key in keys:
-            if key in self.index:
-                continue
-            if broken and group_of(key) in broken:
-                self.counters.skip(SkipReason.PREFIX_NOT_STORED)
-            else:
-                wanted.append(key)
+        wanted, known = self.index.split(keys)
+        for key in reversed(known):
+            self.index.touch(key, mark)
+        if broken:
+            offered = len(wanted)
+            wanted = [key for key in wanted if group_of(key) not in broken]
+            self.counters.skip(SkipReason.PREFIX_NOT_STORED, offered - len(wanted))
         plan = StorePlan()
         gpu, cpu = self.index.gpu, self.index.cpu
-        reason = None
+        own, reason = frozenset(known), None
         if not cpu.rows:
-            reason = self._evict(gpu, len(wanted), mark)
+            reason = self._evict(gpu, len(wanted), mark, own)
         split = min(gpu.free, len(wanted))
         self._reserve(plan, gpu, wanted[:split], mark)
         if split < len(wanted) and cpu.rows:
-            reason = self._evict(cpu, len(wanted) - split, mark)
+            reason = self._evict(cpu, len(wanted) - split, mark, own)
             end = split + min(cpu.free, len(wanted) - split)
             self._reserve(plan, cpu, wanted[split:end], mark)
             split = end
@@ -86,27 +90,28 @@ class Planner:
         return plan
 
     def _reserve(self, plan: StorePlan, tier: TierRows, keys: Sequence[bytes], mark: int) -> None:
-        host = tier is self.index.cpu
-        for key, row in zip(keys, tier.take(len(keys)), strict=True):
-            tier.reserve(row, WRITING, key, mark)
-            location = host_location(row) if host else row
-            self.index.place(key, location)
-            plan.keys.append(key)
-            plan.locations.append(location)
+        plan.locations += self.index.reserve(tier, keys, mark)
+        plan.keys += keys
 
-    def _evict(self, tier: TierRows, need: int, mark: int) -> SkipReason | None:
-        """Drop snapshots until ``need`` rows are free; says why it stopped short."""
-        while tier.free < need:
+    def _evict(
+        self, tier: TierRows, need: int, mark: int, own: Collection[bytes]
+    ) -> SkipReason | None:
+        """Drop snapshots until ``need`` rows are free; says why it stopped short.
+
+        What request ``mark`` used, and its ``own`` keys, stay.
+        """
+        for _ in range(need - tier.free):
             row = tier.order.victim()
             if row == NO_ROW:
-                return SkipReason.NO_EVICTABLE_ROW
-            if tier.mark[row] == mark:
+                exceeds = need > tier.rows
+                return SkipReason.PROMPT_EXCEEDS_TIER if exceeds else SkipReason.NO_EVICTABLE_ROW
+            if tier.mark[row] == mark or tier.key[row] in own:
                 return SkipReason.PROMPT_EXCEEDS_TIER
             self._drop(tier, row)
         return None
 
     def _drop(self, tier: TierRows, row: int) -> None:
-        self.index.remove(tier.key[row])
+        self.index.evict(tier, row)
         if tier is self.index.gpu:
             self.counters.evictions_gpu += 1
         else:
@@ -127,14 +132,14 @@ class Planner:
         gpu = 0
         for key, location in zip(reversed(plan.keys), reversed(plan.locations), strict=True):
             tier, row = self.index.rows_at(location), row_of(location)
-            if self.index.where(key) != location:  # cleared meanwhile
-                tier.unpin(row)
+            if tier.state[row] != WRITING:  # cleared meanwhile
+                tier.abandon(row)
             elif ok:
                 tier.publish(row)
                 gpu += location >= 0
             else:
                 self.index.remove(key)
-                tier.unpin(row)
+                tier.abandon(row)
         if ok:
             self.counters.stored_gpu += gpu
             self.counters.stored_cpu += len(plan.keys) - gpu
@@ -161,8 +166,9 @@ class Planner:
         self.index.unpin(plan.locations, plan.mark)
         if not self.index.gpu.rows:
             return
+        skipped = frozenset(failed)
         for position, location in enumerate(plan.locations):
-            if NOWHERE != location < 0 and position not in failed:
+            if NOWHERE != location < 0 and position not in skipped:
                 self._candidates.append((plan.keys[position], plan.mark))
 
     # -- moves -------------------------------------------------------------------------------
@@ -232,12 +238,15 @@ class Planner:
         """Reserve a target for each row, neighbours for neighbours, so that runs stay runs."""
         demotion = plan.to is Tier.CPU
         target_of = dict(zip(sorted(rows), target.take(len(rows)), strict=True))
-        for row in rows:
-            key, new = source.key[row], target_of[row]
-            target.reserve(new, ARRIVING, key, source.mark[row])
-            plan.keys.append(key)
-            plan.sources.append(row if demotion else host_location(row))
-            plan.targets.append(host_location(new) if demotion else new)
+        new_rows = [target_of[row] for row in rows]
+        plan.keys = [source.key[row] for row in rows]
+        target.reserve(new_rows, plan.keys, ARRIVING, 0)
+        old, new = list(rows), new_rows
+        if demotion:
+            new = [host_location(row) for row in new]
+        else:
+            old = [host_location(row) for row in old]
+        plan.sources, plan.targets = old, new
 
     def commit_move(self, plan: MovePlan, ok: bool) -> None:
         """Every rank has answered: the new rows count, or the sources stay if any rank failed.
@@ -262,18 +271,15 @@ class Planner:
     def _settle(self, key: bytes, source: int, target: int, ok: bool) -> bool:
         old, old_row = self.index.rows_at(source), row_of(source)
         new, new_row = self.index.rows_at(target), row_of(target)
-        here = self.index.where(key) == source
-        if ok and here and old.pins[old_row] == 1:  # the move's own pin
+        # LEAVING: not cleared meanwhile. One pin: the move's own.
+        if ok and old.state[old_row] == LEAVING and old.pins[old_row] == 1:
             self.index.place(key, target)
             new.mark[new_row] = old.mark[old_row]
             new.publish(new_row)
             old.abandon(old_row)
             return True
         new.abandon(new_row)
-        if here:
-            old.stay(old_row)
-        else:
-            old.unpin(old_row)
+        old.stay(old_row)
         return False
 
     # -- requests' ends, clearing ------------------------------------------------------------

@@ -7,7 +7,7 @@ Covers bookkeeping of single rows. Does not cover where a key lies (``index``) o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from xinference_xavier.policy.order import EvictionOrder, OrderFactory
@@ -50,6 +50,7 @@ class TierRows:
         #: Sequence number of the request that used the row last.
         self.mark = array("Q", [0]) * rows
         self.key: list[bytes] = [b""] * rows
+        self._new_order = order
         self.order: EvictionOrder = order(rows)
         self.counts = [0] * len(RowState)
         self.counts[FREE] = rows
@@ -76,22 +77,31 @@ class TierRows:
         taken.sort()
         return taken
 
-    def reserve(self, row: int, state: int, key: bytes, mark: int) -> None:
-        """Give a taken row to the job that will write it; the job holds the first pin."""
-        self.key[row] = key
-        self.mark[row] = mark
-        self.pins[row] = 1
-        self._set_state(row, state)
+    def reserve(self, rows: Sequence[int], keys: Sequence[bytes], state: int, mark: int) -> None:
+        """Give taken rows to the job that will write them; the job holds the first pin."""
+        for row, key in zip(rows, keys, strict=True):
+            self.key[row] = key
+            self.mark[row] = mark
+            self.pins[row] = 1
+            self.state[row] = state
+        self.counts[FREE] -= len(rows)
+        self.counts[state] += len(rows)
 
     def publish(self, row: int) -> None:
-        """The writing job succeeded: the row is a snapshot, used just now."""
-        self._set_state(row, READY)
-        self.unpin(row)
+        """The writing job succeeded: the row is a snapshot, used just now.
+
+        The row is WRITING or ARRIVING, which nobody but its job can pin.
+        """
+        self.counts[self.state[row]] -= 1
+        self.counts[READY] += 1
+        self.state[row] = READY
+        self.pins[row] = 0
+        self.order.add(row, self.key[row])
 
     def abandon(self, row: int) -> None:
-        """The job that holds the row's last pin failed or came too late: nothing is kept."""
-        self._set_state(row, ZOMBIE)
-        self.unpin(row)
+        """The job that holds the row's last pin is over and nothing is kept."""
+        self.pins[row] = 0
+        self._set_state(row, FREE)
 
     def leave(self, row: int) -> None:
         """A READY, unpinned row becomes the source of a move; the move holds a pin."""
@@ -99,8 +109,10 @@ class TierRows:
         self._set_state(row, LEAVING)
 
     def stay(self, row: int) -> None:
-        """The move was given up: the source is an ordinary snapshot again, used just now."""
-        self._set_state(row, READY)
+        """The move was given up: a source that still has its key is a snapshot again, used just
+        now; the move's pin is dropped."""
+        if self.state[row] == LEAVING:
+            self._set_state(row, READY)
         self.unpin(row)
 
     def pin(self, row: int) -> None:
@@ -120,18 +132,34 @@ class TierRows:
             self._set_state(row, FREE)
 
     def touch(self, row: int, mark: int) -> None:
-        """Count a use by request ``mark`` of a readable row."""
+        """Count a use by request ``mark`` of a row that holds a key."""
         self.mark[row] = max(self.mark[row], mark)
         if self.state[row] == READY and not self.pins[row]:
             self.order.touch(row)
+
+    def drop(self, row: int) -> None:
+        """Free an evictable row."""
+        self.order.discard(row)
+        self._set_state(row, FREE)
 
     def remove(self, row: int) -> None:
         """Its key is gone: free the row now, or once the jobs that hold it have ended."""
         if self.pins[row]:
             self._set_state(row, ZOMBIE)
         else:
-            self.order.discard(row)
-            self._set_state(row, FREE)
+            self.drop(row)
+
+    def clear(self) -> None:
+        """Remove every key at once: what jobs hold is a ZOMBIE, all else is free."""
+        held = [row for row, pins in enumerate(self.pins) if pins]
+        old_states, old_keys = self.state, self.key
+        self.state, self.key = bytearray(self.rows), [b""] * self.rows
+        for row in held:  # the target of a move has no key of its own that could be gone
+            self.state[row] = ARRIVING if old_states[row] == ARRIVING else ZOMBIE
+            self.key[row] = old_keys[row]
+        self.counts = [self.state.count(state) for state in RowState]
+        self.order = self._new_order(self.rows)
+        self._free = [row for row in range(self.rows - 1, -1, -1) if not self.pins[row]]
 
     def _set_state(self, row: int, state: int) -> None:
         self.counts[self.state[row]] -= 1
@@ -142,7 +170,7 @@ class TierRows:
             self._free.append(row)
 
     def rows_in(self, *states: int) -> Iterator[int]:
-        """Rows in any of ``states``, ascending. Walks the tier: for ``validate`` and clearing."""
+        """Rows in any of ``states``, ascending. Walks the tier: for ``validate``."""
         return (row for row in range(self.rows) if self.state[row] in states)
 
     def validate(self, name: str) -> None:

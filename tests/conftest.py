@@ -1,0 +1,30 @@
+"""Hypothesis profiles shared by all tests.
+
+``default`` is small and derandomized, so that a run says the same thing twice. ``nightly`` explores:
+``XAVIER_TEST_PROFILE=nightly``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+settings.register_profile(
+    "default",
+    max_examples=300,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=_SLOW,
+)
+settings.register_profile(
+    "nightly",
+    max_examples=5000,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=_SLOW,
+)
+settings.load_profile(os.environ.get("XAVIER_TEST_PROFILE", "default"))
