@@ -19,8 +19,6 @@ from typing import Any
 
 import xoscar as xo
 
-from xinference_xavier.config import OPTIONS
-
 from .heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from .registry import ReplicaEntry
 from .replica import REPLICA_UID, ReplicaActor, StatsCallable
@@ -32,8 +30,8 @@ class Bridge:
     """One replica's link.
 
     ``identity`` names the replica: ``model_uid``, ``replica`` (its number) and, for display, its
-    launch options among other keys. ``listen_host`` is the interface on which the pool binds a
-    free port. ``tracker_address`` is the supervisor's; None means no heartbeats. ``stats`` runs
+    launch ``options``. ``listen_host`` is the interface on which the pool binds a free port.
+    ``tracker_address`` is the supervisor's; None means no heartbeats. ``stats`` runs
     on the bridge's thread.
     """
 
@@ -133,7 +131,7 @@ class Bridge:
             address=self._address,
             pid=os.getpid(),
             started=self._started,
-            options={name: self._identity[name] for name in OPTIONS if name in self._identity},
+            options=self._identity.get("options", {}),
             stats=self._read_stats(),
         )
 

@@ -114,7 +114,13 @@ def _secured(api: Any, scope: str) -> list[Any]:
 
 
 def _add_routes(api: Any) -> None:
-    cluster = ClusterView(api._supervisor_address)
+    async def running_models() -> set[str]:
+        supervisor = await api._get_supervisor_ref()
+        return {
+            instance["model_uid"] for instance in await supervisor.get_instance_info(None, None)
+        }
+
+    cluster = ClusterView(api._supervisor_address, running_models)
 
     async def show_cache() -> JSONResponse:
         """Every model that keeps snapshots, its replicas, tiers and counters."""
@@ -124,7 +130,7 @@ def _add_routes(api: Any) -> None:
     async def show_model(model_uid: str) -> JSONResponse:
         """One model's replicas, tiers and counters."""
         found = await _reach(cluster.models(model_uid))
-        view = found[0] if found else await _without_cache(api, model_uid)
+        view = found[0] if found else _without_cache(model_uid, await _reach(running_models()))
         return JSONResponse(view.model_dump())
 
     for path, endpoint, model in (
@@ -150,10 +156,9 @@ async def _reach(question: Any) -> Any:
         raise HTTPException(status_code=503, detail=detail) from None
 
 
-async def _without_cache(api: Any, model_uid: str) -> ModelView:
+def _without_cache(model_uid: str, running: set[str]) -> ModelView:
     """View of a model that no replica reports a cache for; HTTP 404 when there is no such model."""
-    supervisor = await _reach(api._get_supervisor_ref())
-    if not await _reach(supervisor.get_instance_info(None, model_uid)):
+    if model_uid not in running:
         detail = f"There is no model {model_uid!r}. GET /v1/models lists the running ones."
         raise HTTPException(status_code=404, detail=detail)
     detail = (

@@ -8,6 +8,7 @@ question has a time-out, and a replica that does not answer is shown by its last
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Any
 
@@ -54,10 +55,16 @@ class CacheView(BaseModel):
 
 
 class ClusterView:
-    """Asks the tracker and the replicas. One per API process."""
+    """Asks the tracker and the replicas. One per API process.
 
-    def __init__(self, supervisor_address: str) -> None:
+    ``running_models`` answers with the uids of all models the supervisor runs or starts.
+    """
+
+    def __init__(
+        self, supervisor_address: str, running_models: Callable[[], Awaitable[set[str]]]
+    ) -> None:
         self._supervisor_address = supervisor_address
+        self._running_models = running_models
         self._tracker: Any = None
         #: Making a reference is a remote call, so they are kept, by replica address.
         self._replicas: dict[str, Any] = {}
@@ -71,10 +78,22 @@ class ClusterView:
         self._keep_references({entry["address"] for entry in entries})
         views = await asyncio.gather(*(self._view(entry) for entry in entries))
         pairs = [(entry["model_uid"], view) for entry, view in zip(entries, views, strict=True)]
+        gone = await self._terminated({uid for uid, view in pairs if view.stale})
         return [
             ModelView(model_uid=uid, enabled=True, replicas=[view for _, view in group])
             for uid, group in groupby(pairs, key=lambda pair: pair[0])
+            if uid not in gone
         ]
+
+    async def _terminated(self, silent_uids: set[str]) -> set[str]:
+        """Those of ``silent_uids`` that the supervisor has terminated.
+
+        vLLM kills an engine that takes long to stop, whose entry then stays until it expires.
+        """
+        if not silent_uids:
+            return set()
+        running: set[str] = await xo.wait_for(self._running_models(), TRACKER_SECONDS)
+        return silent_uids - running
 
     async def _entries(self, model_uid: str | None) -> list[dict[str, Any]]:
         """The tracker's list; empty while no replica has made a tracker."""

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
 
-IDENTITY = {"model_uid": "m", "replica": 3, "xavier_gpu_budget": 1, "listen_host": "127.0.0.1"}
+IDENTITY = {"model_uid": "m", "replica": 3, "options": {"xavier_gpu_budget": 1}}
 
 
 class Beats:
