@@ -1,7 +1,7 @@
 """Hypothesis profiles shared by all tests.
 
-``default`` is small and derandomized, so that a run says the same thing twice. ``nightly`` explores:
-``XAVIER_TEST_PROFILE=nightly``.
+``default`` is small and derandomized, so that a run says the same thing twice; ``nightly``, chosen
+by ``XAVIER_TEST_PROFILE=nightly``, explores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 settings.register_profile(
     "default",
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

@@ -102,7 +102,7 @@ def order_factory(policy: str) -> OrderFactory:
     The class is called with the tier's number of rows.
 
     Raises:
-        OptionError: the name is unknown, the class cannot be imported, or it is no ``EvictionOrder``.
+        OptionError: the name is unknown, cannot be imported, or names no ``EvictionOrder``.
     """
     if policy in _BUILT_IN:
         return _BUILT_IN[policy]

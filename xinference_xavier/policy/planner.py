@@ -55,7 +55,7 @@ class Planner:
         self.counters = Counters()
         self._window_groups = frozenset(window_groups)
         #: Snapshots hit in the CPU tier, oldest hit first, with the mark of the request.
-        self._candidates: deque[tuple[bytes, int]] = deque(maxlen=max(index.gpu.rows, 1))
+        self._candidates: deque[tuple[bytes, int]] = deque(maxlen=index.gpu.rows)
         self._touches: deque[tuple[Iterator[bytes], int]] = deque(maxlen=RETIRED_REQUESTS)
 
     # -- stores ------------------------------------------------------------------------------
@@ -164,12 +164,13 @@ class Planner:
             if self.index.where(plan.keys[position]) == plan.locations[position]:
                 self.index.remove(plan.keys[position])
         self.index.unpin(plan.locations, plan.mark)
-        if not self.index.gpu.rows:
-            return
-        skipped = frozenset(failed)
-        for position, location in enumerate(plan.locations):
-            if NOWHERE != location < 0 and position not in skipped:
-                self._candidates.append((plan.keys[position], plan.mark))
+        gone = frozenset(failed)
+        hits = [
+            (key, plan.mark)
+            for position, (key, location) in enumerate(zip(plan.keys, plan.locations, strict=True))
+            if NOWHERE != location < 0 and position not in gone
+        ]
+        self._candidates.extend(hits[: self.index.gpu.rows])  # heads: more would not fit
 
     # -- moves -------------------------------------------------------------------------------
 
