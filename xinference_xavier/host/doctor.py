@@ -172,7 +172,9 @@ def _nixl() -> Finding:
     if "error" in answer:
         return Finding("NIXL backends", "fault", answer["error"], remedy)
     detail = f"{', '.join(answer['open']) or 'none'} opened; found {', '.join(answer['plugins'])}"
-    return Finding("NIXL backends", *(("ok", detail, "") if answer["open"] else ("fault", detail)))
+    if answer["open"]:
+        return Finding("NIXL backends", "ok", detail)
+    return Finding("NIXL backends", "fault", detail, remedy)
 
 
 def _pinned() -> Finding:
@@ -184,8 +186,11 @@ def _pinned() -> Finding:
         return Finding("pinned memory", "fault", answer["error"], remedy)
     if not answer["devices"]:
         return Finding("pinned memory", "ok", "no CUDA device; the host tier is plain memory")
-    detail = f"{', '.join(answer['devices'])}; pinning {'works' if answer['pinned'] else 'fails'}"
-    return Finding("pinned memory", "ok" if answer["pinned"] else "fault", detail)
+    devices = ", ".join(answer["devices"])
+    if answer["pinned"]:
+        return Finding("pinned memory", "ok", f"{devices}; pinning works")
+    remedy = "Give the container or service more memory; demotions are slow without pinning."
+    return Finding("pinned memory", "fault", f"{devices}; pinning fails", remedy)
 
 
 _LABELS = {"ok": "ok   ", "note": "note ", "fault": "FAULT"}
