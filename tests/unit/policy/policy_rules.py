@@ -1,0 +1,108 @@
+"""Rules for state machines over the planner: requests that store, load and end, moves, clears.
+
+Who runs the jobs, and when they end, is up to the subclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from policy_model import Job, PolicyModel, ReferenceOrder, key_of
+
+from xinference_xavier.policy.order import LRUOrder
+
+PROMPTS = 4
+POSITIONS = 8
+
+
+@dataclass
+class Request:
+    """One running request: which prompt, how much of it was offered for storing."""
+
+    mark: int
+    prompt: int
+    offered: int = 0
+    broken: set[int] = field(default_factory=set)
+
+
+class PolicyRules(RuleBasedStateMachine):
+    """Requests come, store in chunks, load and end while ranks are slow to answer."""
+
+    @initialize(
+        gpu_rows=st.integers(0, 8),
+        cpu_rows=st.integers(0, 8),
+        low_water=st.integers(0, 4),
+        groups=st.integers(1, 3),
+        windows=st.sets(st.integers(0, 2)),
+        order=st.sampled_from([LRUOrder, ReferenceOrder]),
+    )
+    def start(self, gpu_rows, cpu_rows, low_water, groups, windows, order):
+        self.model = PolicyModel(gpu_rows, cpu_rows, min(low_water, gpu_rows), order, windows)
+        self.groups = groups
+        self.requests: list[Request] = []
+        self.stored_now: set[int] = set()
+        self.marks = 0
+
+    def request(self, pick: int) -> Request:
+        return self.requests[pick % len(self.requests)]
+
+    def keys(self, prompt: int, start: int, stop: int) -> list[bytes]:
+        return [key_of(prompt, p, g) for g in range(self.groups) for p in range(start, stop)]
+
+    @precondition(lambda self: len(self.requests) < 4)
+    @rule(prompt=st.integers(0, PROMPTS - 1))
+    def begin(self, prompt):
+        self.marks += 1
+        self.requests.append(Request(self.marks, prompt))
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 3), blocks=st.integers(1, 5))
+    def store(self, pick, blocks):
+        request = self.request(pick)
+        stop = min(request.offered + blocks, POSITIONS)
+        keys = self.keys(request.prompt, request.offered, stop)
+        request.offered = stop
+        self.stored_now.add(request.mark)
+        self.issued(self.model.admit(keys, request.mark, request.broken))
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 3), start=st.integers(0, 4), blocks=st.integers(1, POSITIONS))
+    def load(self, pick, start, blocks):
+        request = self.request(pick)
+        keys = self.keys(request.prompt, start, min(start + blocks, POSITIONS))
+        self.issued(self.model.load(keys, request.mark))
+
+    @rule(shield=st.booleans())
+    def moves(self, shield):
+        for job in self.model.plan_moves(self.stored_now if shield else ()):
+            self.issued(job)
+        self.stored_now.clear()
+
+    def issued(self, job: Job) -> None:
+        """A job was handed to the ranks."""
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 3))
+    def end(self, pick):
+        request = self.request(pick)
+        self.requests.remove(request)
+        self.model.planner.retire(self.keys(request.prompt, 0, POSITIONS), request.mark)
+
+    @rule()
+    def clear(self):
+        self.model.clear()
+
+    @invariant()
+    def holds(self):
+        if hasattr(self, "model"):
+            self.model.check()
+
+    def teardown(self):
+        if hasattr(self, "model"):
+            self.model.drain()
+            self.model.clear()
+            assert not len(self.model.index)
+            for tier in (self.model.index.gpu, self.model.index.cpu):
+                assert tier.free == tier.rows
