@@ -1,0 +1,121 @@
+"""Launch options as engine arguments; vLLM's own configuration class judges the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from xinference_xavier.config import XavierOptions
+from xinference_xavier.host.engine import arguments
+from xinference_xavier.host.identity import Identity
+from xinference_xavier.types import OptionError
+
+GIB = 1024**3
+IDENTITY = Identity("m", 2, "10.0.0.1:9000", "10.0.0.2:9001")
+
+
+def options(**fields: object) -> XavierOptions:
+    return XavierOptions(enable_xavier_gpu=True, **fields)
+
+
+def test_transfer_config_names_the_connector_and_the_replica() -> None:
+    config = arguments.transfer_config(options(xavier_gpu_budget="1GiB"), IDENTITY, 3)
+    assert json.loads(json.dumps(config)) == config
+    extra = config["kv_connector_extra_config"]
+    assert extra["offload_prompt_only"] is False
+    ours = dict(extra["xavier"])
+    assert ours.pop("xavier_gpu_budget") == GIB
+    assert {k: v for k, v in ours.items() if k not in XavierOptions.model_fields} == {
+        "model_uid": "m",
+        "replica": 2,
+        "tracker_address": "10.0.0.1:9000",
+        "listen_host": "10.0.0.2",
+        "local_replicas": 3,
+    }
+
+
+def test_vllm_accepts_the_transfer_config() -> None:
+    kv_transfer = pytest.importorskip("vllm.config").KVTransferConfig
+    parsed = kv_transfer(**arguments.transfer_config(options(), IDENTITY, 1))
+    assert parsed.is_kv_producer
+    assert parsed.is_kv_consumer
+    assert parsed.kv_load_failure_policy == "recompute"
+
+
+def test_engine_settings_read_what_the_host_wrote() -> None:
+    settings = pytest.importorskip("xinference_xavier.engine.settings").EngineSettings
+    config = arguments.transfer_config(options(xavier_policy="lru"), IDENTITY, 3)
+    read = settings.from_extra(config["kv_connector_extra_config"])
+    assert read.options == options(xavier_policy="lru")
+    assert (read.model_uid, read.replica, read.local_replicas) == ("m", 2, 3)
+    assert (read.tracker_address, read.listen_host) == ("10.0.0.1:9000", "10.0.0.2")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_decoded_blocks_are_kept_as_asked(keep: bool) -> None:
+    config = arguments.transfer_config(options(xavier_store_decode=keep), IDENTITY, 1)
+    assert config["kv_connector_extra_config"]["offload_prompt_only"] is not keep
+
+
+def device(**fields: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "gpu_memory_utilization": 0.90,
+    }
+    return {**base, **fields}
+
+
+def test_budget_that_fits_changes_nothing() -> None:
+    for explicit in (True, False):
+        config = device()
+        arguments.fit_device(config, 8 * GIB, 100 * GIB, explicit)
+        assert config == device()
+
+
+def test_default_share_is_lowered_until_the_budget_fits() -> None:
+    config = device()
+    arguments.fit_device(config, 20 * GIB, 100 * GIB, explicit=False)
+    share = config["gpu_memory_utilization"]
+    assert share == pytest.approx(0.78)
+    assert share * 100 * GIB + 20 * GIB < 100 * GIB
+
+
+def test_ranks_share_the_budget() -> None:
+    config = device(tensor_parallel_size=2, pipeline_parallel_size=2)
+    arguments.fit_device(config, 39 * GIB, 100 * GIB, explicit=True)
+    assert config["gpu_memory_utilization"] == 0.90
+
+
+def test_chosen_share_is_refused_not_changed() -> None:
+    config = device(gpu_memory_utilization=0.95)
+    with pytest.raises(OptionError, match=r"xavier_gpu_budget=5GiB or less"):
+        arguments.fit_device(config, 20 * GIB, 100 * GIB, explicit=True)
+    assert config["gpu_memory_utilization"] == 0.95
+
+
+def test_budget_above_the_device_is_refused_even_by_default() -> None:
+    with pytest.raises(OptionError, match="does not fit"):
+        arguments.fit_device(device(), 101 * GIB, 100 * GIB, explicit=False)
+
+
+def test_seed_is_random_valid_and_shared_with_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = set()
+    for given in (None, "random", None):
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        if given is not None:
+            monkeypatch.setenv("PYTHONHASHSEED", given)
+        arguments.ensure_hash_seed()
+        seeds.add(os.environ["PYTHONHASHSEED"])
+    assert len(seeds) == 3
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+
+
+def test_seed_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    arguments.ensure_hash_seed()
+    assert os.environ["PYTHONHASHSEED"] == "7"
