@@ -247,8 +247,9 @@ class PolicyModel:
     def plan_moves(self, storing: Collection[int]) -> list[Job]:
         index, occupied, before = self.index, self._occupied(), self._counters()
         pinned = {location for job in self.jobs for location, _ in job.claims()}
-        marks = {key: index.gpu.mark[row] for row, key in enumerate(index.gpu.key)}
         plans = self.planner.plan_moves(storing)
+        jobs = [Job(plan) for plan in plans]
+        self.jobs.extend(jobs)
         lost = self._forget_lost()
         assert len(lost) == self._counters()["evictions_cpu"] - before["evictions_cpu"]
         assert self._counters() == before | {"evictions_cpu": self._counters()["evictions_cpu"]}
@@ -259,11 +260,9 @@ class PolicyModel:
             assert not pinned & set(plan.sources), "a pinned row is never moved"
             assert not (occupied - set(lost.values())) & set(plan.targets), "only free rows"
             if plan.to is Tier.CPU:
-                assert not {marks[key] for key in plan.keys} & set(storing)
+                assert not {index.gpu.mark[row] for row in plan.sources} & set(storing)
             else:
                 assert index.gpu.free >= self.planner.low_water
-        jobs = [Job(plan) for plan in plans]
-        self.jobs.extend(jobs)
         return jobs
 
     def commit_move(self, job: Job) -> None:

@@ -13,8 +13,10 @@ from policy_model import Job, PolicyModel, ReferenceOrder, key_of
 
 from xinference_xavier.policy.order import LRUOrder
 
-PROMPTS = 4
 POSITIONS = 8
+PROMPT = st.integers(0, 3)
+#: One of the running requests, or a new one; about three run at a time.
+PICK = st.integers(0, 3)
 
 
 @dataclass
@@ -45,54 +47,60 @@ class PolicyRules(RuleBasedStateMachine):
         self.stored_now: set[int] = set()
         self.marks = 0
 
-    def request(self, pick: int) -> Request:
-        return self.requests[pick % len(self.requests)]
+    def request(self, pick: int, prompt: int) -> Request:
+        """A running request, or a new one for ``prompt``."""
+        if pick < len(self.requests):
+            return self.requests[pick]
+        self.marks += 1
+        self.requests.append(Request(self.marks, prompt))
+        return self.requests[-1]
 
     def keys(self, prompt: int, start: int, stop: int) -> list[bytes]:
         return [key_of(prompt, p, g) for g in range(self.groups) for p in range(start, stop)]
 
-    @precondition(lambda self: len(self.requests) < 4)
-    @rule(prompt=st.integers(0, PROMPTS - 1))
-    def begin(self, prompt):
-        self.marks += 1
-        self.requests.append(Request(self.marks, prompt))
+    def issued(self, job: Job, at_once: bool) -> None:
+        """A job was handed to the ranks; ``at_once`` if all is well and it ends before others."""
+        raise NotImplementedError
 
-    @precondition(lambda self: self.requests)
-    @rule(pick=st.integers(0, 3), blocks=st.integers(1, 5))
-    def store(self, pick, blocks):
-        request = self.request(pick)
+    @rule(pick=PICK, prompt=PROMPT, blocks=st.integers(1, POSITIONS), at_once=st.booleans())
+    def store(self, pick, prompt, blocks, at_once):
+        request = self.request(pick, prompt)
         stop = min(request.offered + blocks, POSITIONS)
         keys = self.keys(request.prompt, request.offered, stop)
         request.offered = stop
         self.stored_now.add(request.mark)
-        self.issued(self.model.admit(keys, request.mark, request.broken))
+        job = self.model.admit(keys, request.mark, request.broken)
+        if job in self.model.jobs:
+            self.issued(job, at_once)
 
-    @precondition(lambda self: self.requests)
-    @rule(pick=st.integers(0, 3), start=st.integers(0, 4), blocks=st.integers(1, POSITIONS))
-    def load(self, pick, start, blocks):
-        request = self.request(pick)
+    @rule(
+        pick=PICK,
+        prompt=PROMPT,
+        start=st.sampled_from([0, 0, 1, 3]),
+        blocks=st.integers(1, POSITIONS),
+        at_once=st.booleans(),
+    )
+    def load(self, pick, prompt, start, blocks, at_once):
+        request = self.request(pick, prompt)
         keys = self.keys(request.prompt, start, min(start + blocks, POSITIONS))
-        self.issued(self.model.load(keys, request.mark))
+        self.issued(self.model.load(keys, request.mark), at_once)
 
-    @rule(shield=st.booleans())
-    def moves(self, shield):
+    @rule(shield=st.booleans(), at_once=st.booleans())
+    def moves(self, shield, at_once):
         for job in self.model.plan_moves(self.stored_now if shield else ()):
-            self.issued(job)
+            self.issued(job, at_once)
         self.stored_now.clear()
-
-    def issued(self, job: Job) -> None:
-        """A job was handed to the ranks."""
 
     @precondition(lambda self: self.requests)
     @rule(pick=st.integers(0, 3))
     def end(self, pick):
-        request = self.request(pick)
-        self.requests.remove(request)
+        request = self.requests.pop(pick % len(self.requests))
         self.model.planner.retire(self.keys(request.prompt, 0, POSITIONS), request.mark)
 
-    @rule()
-    def clear(self):
-        self.model.clear()
+    @rule(really=st.sampled_from([False, False, True]))
+    def clear(self, really):
+        if really:
+            self.model.clear()
 
     @invariant()
     def holds(self):

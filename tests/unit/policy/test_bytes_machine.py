@@ -23,14 +23,20 @@ class BytesMachine(PolicyRules):
         self.ended: list[Job] = []
         self.job_ids = 0
 
-    def issued(self, job: Job) -> None:
+    def issued(self, job: Job, at_once: bool) -> None:
         if not self.ranks:
             index = self.model.index
             self.ranks = [Rank(n, index.gpu.rows, index.cpu.rows) for n in range(RANKS)]
-        if job in self.model.jobs:
-            self.job_ids += 1
+        self.job_ids += 1
+        for rank in self.ranks:
+            rank.queue.append((self.job_ids, job))
+        while at_once and not job.done:
             for rank in self.ranks:
-                rank.queue.append((self.job_ids, job))
+                if rank.queue:
+                    self.run_one(rank)
+        if at_once:
+            self.ended.remove(job)
+            self.model.commit(job)
 
     @precondition(lambda self: any(rank.queue for rank in self.ranks))
     @rule(
