@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xinference_xavier.host.sizing import (
-    device_budget_problem,
-    estimate_row_bytes,
-    memlock_problem,
-    row_problem,
-    shadow_warning,
-)
+from xinference_xavier.budgets import memlock_problem, row_problem, shadow_warning
+from xinference_xavier.host.sizing import device_budget_problem, estimate_row_bytes
 
 GIB = 2**30
 QWEN = {

@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 
+from xinference_xavier.budgets import shadow_warning
 from xinference_xavier.engine.ledger import Job, Ledger
 from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
@@ -103,15 +104,11 @@ class XavierManager(OffloadingManager):
             *(self.capacity.gpu_rows, self.capacity.cpu_rows, self.capacity.row_bytes),
             *(self.capacity.gpu_rows * tokens, self.capacity.cpu_rows * tokens, self.ranks),
         )
-        if 0 < self.capacity.cpu_rows < self.capacity.pool_blocks:
-            logger.warning(
-                "xavier_cpu_budget holds %d tokens, less than the %d tokens of the engine's own "
-                "KV pool: such a tier mostly shadows what the engine still has. Give it at least "
-                "%d bytes.",
-                self.capacity.cpu_rows * tokens,
-                self.capacity.pool_blocks * tokens,
-                self.capacity.pool_blocks * self.capacity.row_bytes,
-            )
+        warning = shadow_warning(
+            self.capacity.cpu_rows * tokens, self.capacity.pool_blocks * tokens
+        )
+        if warning is not None:
+            logger.warning("xavier: %s", warning)
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import psutil
 
+from xinference_xavier.budgets import row_problem
 from xinference_xavier.types import CapacityError
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -41,14 +42,10 @@ class RankBudget:
         return min(2 * pool_bytes, share) // row_bytes
 
     def _rows(self, option: str, budget: int, row_bytes: int) -> int:
-        rows = budget // self.ranks // row_bytes
-        if budget and not rows:
-            raise CapacityError(
-                f"{option}={budget} holds no KV block: one takes {row_bytes * self.ranks} bytes "
-                f"over {self.ranks} rank(s) of this model; give at least that much, or 0 to "
-                "switch the tier off"
-            )
-        return rows
+        problem = row_problem(option, budget, row_bytes * self.ranks)
+        if problem is not None:
+            raise CapacityError(problem)
+        return budget // self.ranks // row_bytes
 
 
 def available_memory() -> int:

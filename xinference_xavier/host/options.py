@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
+from xinference_xavier.budgets import row_problem
 from xinference_xavier.config import HASH_ALGORITHM, SWITCH, XavierOptions, parse_bool, refusal
 from xinference_xavier.host import sizing
 from xinference_xavier.types import OptionError
@@ -126,9 +127,9 @@ def _row_problem(options: XavierOptions, payload: Mapping[str, Any]) -> str | No
     )
     if row_bytes is None:
         return None
-    problem = sizing.row_problem("xavier_gpu_budget", options.xavier_gpu_budget, row_bytes)
+    problem = row_problem("xavier_gpu_budget", options.xavier_gpu_budget, row_bytes)
     if problem is None and isinstance(options.xavier_cpu_budget, int):
-        problem = sizing.row_problem("xavier_cpu_budget", options.xavier_cpu_budget, row_bytes)
+        problem = row_problem("xavier_cpu_budget", options.xavier_cpu_budget, row_bytes)
     return problem
 
 

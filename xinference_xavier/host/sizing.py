@@ -1,8 +1,8 @@
-"""Whether budgets fit: rows, device memory, lockable memory, the engine's KV pool.
+"""What a launch can tell of sizes before its engine runs: a model's rows, room on a device.
 
-Covers: pure arithmetic over numbers that the caller has read, with a sentence for each misfit.
-Does not cover: reading devices or engines. Used by launch validation in the API process and by the
-engine class in the model process.
+Covers: estimates from a model's configuration and arithmetic over numbers that the caller has
+read. Does not cover: the engine's exact figures (``engine/sizing.py``) and the sentences for both
+(``budgets.py``). Used in the API process and by the engine class in the model process.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ _HYBRID_KEYS = (
     "sliding_window_pattern",
     "ssm_cfg",
 )
-
-_INFINIBAND = Path("/sys/class/infiniband")
 
 
 def read_model_config(model_path: str | None) -> dict[str, Any] | None:
@@ -131,16 +129,6 @@ def _is_hybrid(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) for key in _HYBRID_KEYS)
 
 
-def row_problem(option: str, budget_bytes: int, row_bytes: int) -> str | None:
-    """Why a budget cannot hold one row, or None. A budget of 0 means no tier at all."""
-    if budget_bytes == 0 or budget_bytes >= row_bytes:
-        return None
-    return (
-        f"{option}={budget_bytes} is below one row: a row (one KV block of all layers) of this "
-        f"model takes {row_bytes} bytes. Give at least {row_bytes}, or 0 to switch the tier off."
-    )
-
-
 def device_budget_problem(
     budget_bytes: int, total_bytes: int, gpu_memory_utilization: float, ranks: int = 1
 ) -> str | None:
@@ -163,38 +151,4 @@ def device_budget_problem(
         f"xavier_gpu_budget={budget_bytes} does not fit beside "
         f"gpu_memory_utilization={gpu_memory_utilization}: each of {ranks} device(s) of "
         f"{total_bytes} bytes has {left_bytes} left for the {rank_bytes} it must hold. {remedy}."
-    )
-
-
-def registration_locks_memory() -> bool:
-    """True where NIXL registers host memory with an RDMA device, which locks its pages.
-
-    Without such a device transfers go through shared memory or TCP, and pages that CUDA pins are
-    not counted against the limit.
-    """
-    try:
-        return any(_INFINIBAND.iterdir())
-    except OSError:
-        return False
-
-
-def memlock_problem(host_budget_bytes: int, limit_bytes: int | None) -> str | None:
-    """Why the host tier cannot be locked in memory, or None. No limit is ``limit_bytes=None``."""
-    if limit_bytes is None or host_budget_bytes <= limit_bytes:
-        return None
-    return (
-        f"xavier_cpu_budget={host_budget_bytes} is above the limit of {limit_bytes} bytes for "
-        "locked memory, and the RDMA device of this machine locks what it reads. Raise the limit "
-        "(ulimit -l unlimited, or LimitMEMLOCK=infinity for a service), or give "
-        f"xavier_cpu_budget={limit_bytes} or less."
-    )
-
-
-def shadow_warning(cpu_tier_tokens: int, pool_tokens: int) -> str | None:
-    """Warning when the CPU tier holds fewer tokens than the engine's own KV pool, or None."""
-    if cpu_tier_tokens == 0 or cpu_tier_tokens >= pool_tokens:
-        return None
-    return (
-        f"xavier_cpu_budget holds {cpu_tier_tokens} tokens and the engine's KV pool {pool_tokens}: "
-        "such a tier mostly repeats what the engine still has. Give it more than the pool."
     )
