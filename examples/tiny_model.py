@@ -37,16 +37,26 @@ CHAT_TEMPLATE = (
 #: tokens; at the usual initialisation it is 0.2 and it looks at all of them.
 SCORE_STD = 3.0
 
-#: ``demo``: 106M parameters; one block of 32 tokens is 589,824 bytes over all layers in float32.
-#: ``tiny``: 0.9M parameters for tests; one block of 32 tokens is 65,536 bytes in float32.
+#: ``demo``: 30M parameters; a block of 32 tokens is 589,824 bytes over all layers in float32.
+#: ``bench``: 106M parameters; a block of 32 tokens is 589,824 bytes in bfloat16.
+#: ``tiny``: 0.9M parameters for tests; a block of 32 tokens is 65,536 bytes in float32.
 QWEN2_SIZES: dict[str, dict[str, int]] = {
     "demo": {
-        "hidden_size": 576,
-        "intermediate_size": 2112,
+        "hidden_size": 384,
+        "intermediate_size": 768,
         "num_hidden_layers": 24,
-        "num_attention_heads": 6,
+        "num_attention_heads": 4,
         "num_key_value_heads": 1,
         "head_dim": 96,
+        "max_position_embeddings": 32768,
+    },
+    "bench": {
+        "hidden_size": 576,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
         "max_position_embeddings": 32768,
     },
     "tiny": {
