@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -23,27 +22,13 @@ from xinference_xavier.storage.cuda_runtime import CudaRuntime, Event, Runtime, 
 from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
-from xinference_xavier.storage.ordering import LastUse
+from xinference_xavier.storage.ordering import Flight, LastUse
 from xinference_xavier.storage.rowmap import RowMap, row_addresses, runs
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
 from xinference_xavier.types import NOWHERE
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Flight:
-    """A submitted job: ``touched`` is done when its KV blocks are, ``ends`` when all of it is."""
-
-    job: CopyJob
-    sequence: int
-    start: Event | None = None
-    touched: list[Event] = field(default_factory=list)
-    ends: list[Event] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)
-    error: str = ""
-    expected: dict[int, int] = field(default_factory=dict)
 
 
 class CudaCopier:
@@ -72,7 +57,7 @@ class CudaCopier:
                 Staging(rt, layout.row_bytes, layout.device, pieces=STAGING_PIECES),
                 Staging(rt, layout.row_bytes, layout.device, pieces=1),
             )
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._sequence = 0
         self._last_use = LastUse([len(m) for m in self._rows.memories], layout.num_blocks)
         self._closed = False
@@ -90,7 +75,7 @@ class CudaCopier:
     def submit(self, job: CopyJob) -> None:
         """Launch a job's copies behind what the current stream has been given."""
         self._sequence += 1
-        flight = _Flight(job, self._sequence)
+        flight = Flight(job, self._sequence)
         issue = {
             CopyKind.STORE: self._issue_store,
             CopyKind.LOAD: self._issue_load,
@@ -145,7 +130,7 @@ class CudaCopier:
             staging.close()
         self._rows = RowMap(None, None)
 
-    def _finish(self, flight: _Flight) -> CopyResult:
+    def _finish(self, flight: Flight) -> CopyResult:
         job = flight.job
         if self._check is not None and flight.expected:
             wrong = self._check.verify(job, flight.expected, flight.failed)
@@ -162,7 +147,7 @@ class CudaCopier:
         error = "" if ok else flight.error
         return CopyResult(job.job_id, job.kind, ok, nbytes, seconds, failed, error)
 
-    def _issue_store(self, flight: _Flight) -> None:
+    def _issue_store(self, flight: Flight) -> None:
         job, rt = flight.job, self._runtime
         memory, rows = self._rows.resolve(job.targets)
         computed = rt.record(rt.current())
@@ -198,7 +183,7 @@ class CudaCopier:
                 self._copy(self._move, target, staged[run.left])
             staging.give_back(piece, self._move)
 
-    def _issue_load(self, flight: _Flight) -> None:
+    def _issue_load(self, flight: Flight) -> None:
         job, rt = flight.job, self._runtime
         gone = job.sources == NOWHERE
         wanted = np.flatnonzero(~gone)
@@ -236,7 +221,7 @@ class CudaCopier:
             self._copy_pages(self._load, job, positions[part], row_addresses(staged, count))
             staging.give_back(piece, self._load)
 
-    def _issue_move(self, flight: _Flight) -> None:
+    def _issue_move(self, flight: Flight) -> None:
         job, memories = flight.job, self._rows.memories
         source_memory, sources = self._rows.resolve(job.sources)
         target_memory, targets = self._rows.resolve(job.targets)
@@ -252,7 +237,7 @@ class CudaCopier:
             self._check.moved(job)
         self._seal(flight, self._move)
 
-    def _recover(self, flight: _Flight, exc: Exception, *, retry: bool) -> None:
+    def _recover(self, flight: Flight, exc: Exception, *, retry: bool) -> None:
         """A job could not be launched: fail it, or load what can be loaded position by position."""
         job = flight.job
         logger.warning("%s job %d failed: %r", job.kind.value, job.job_id, exc)
@@ -271,7 +256,7 @@ class CudaCopier:
             logger.warning("load job %d failed again: %r", job.job_id, again)
             flight.failed = set(range(len(job)))
 
-    def _load_singly(self, flight: _Flight) -> None:
+    def _load_singly(self, flight: Flight) -> None:
         """The plain path: one position, one page at a time, without kernels or staging."""
         job, rt = flight.job, self._runtime
         rt.wait(self._load, rt.record(rt.current()))
@@ -290,14 +275,14 @@ class CudaCopier:
                 self._copy(self._load, block, row[page.offset : page.offset + page.nbytes])
             flight.failed.discard(position)
 
-    def _order_rows(self, flight: _Flight, stream: Stream, memory: Indexes, rows: Indexes) -> None:
+    def _order_rows(self, flight: Flight, stream: Stream, memory: Indexes, rows: Indexes) -> None:
         """Hold ``stream`` until the jobs that used these rows have ended."""
         for sequence in self._last_use.claim_rows(memory, rows, flight.sequence):
             earlier = self._flights.get(sequence)
             for event in earlier.ends if earlier is not None else ():
                 self._runtime.wait(stream, event)
 
-    def _order_blocks(self, flight: _Flight, stream: Stream, blocks: Indexes) -> None:
+    def _order_blocks(self, flight: Flight, stream: Stream, blocks: Indexes) -> None:
         """Hold ``stream`` until the jobs that used these KV blocks are done with them."""
         for sequence in self._last_use.claim_blocks(blocks, flight.sequence):
             earlier = self._flights.get(sequence)
@@ -314,7 +299,7 @@ class CudaCopier:
     def _copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         self._runtime.enqueue(stream, partial(target.copy_, source, non_blocking=True))
 
-    def _seal(self, flight: _Flight, *streams: Stream) -> None:
+    def _seal(self, flight: Flight, *streams: Stream) -> None:
         """Record the end of a job; KV blocks are touched on every stream but ``move``."""
         rt = self._runtime
         flight.touched = [rt.record(stream) for stream in streams if stream is not self._move]

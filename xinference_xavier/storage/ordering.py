@@ -1,16 +1,33 @@
-"""Which job last used each row and each KV block, so that a later one can be ordered behind it.
+"""CUDA jobs in flight, and which of them last used each row and each KV block.
 
-Index arithmetic only. Reads and writes count alike: it is rare for two jobs in flight to meet in a
-row at all, since the policy reuses a row only after the jobs on it were acknowledged.
+So that a later job can be ordered behind an earlier one. Index arithmetic only. Reads and writes
+count alike: it is rare for two jobs in flight to meet in a row at all, since the policy reuses a
+row only after the jobs on it were acknowledged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from xinference_xavier.storage.jobs import Indexes
+from xinference_xavier.storage.cuda_runtime import Event
+from xinference_xavier.storage.jobs import CopyJob, Indexes
+
+
+@dataclass(eq=False)
+class Flight:
+    """A submitted job: ``touched`` is done when its KV blocks are, ``ends`` when all of it is."""
+
+    job: CopyJob
+    sequence: int
+    start: Event | None = None
+    touched: list[Event] = field(default_factory=list)
+    ends: list[Event] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    error: str = ""
+    expected: dict[int, int] = field(default_factory=dict)
 
 
 class LastUse:
