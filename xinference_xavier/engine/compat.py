@@ -84,7 +84,9 @@ def recompute_whole_requests() -> None:
         self: Any, requests: Iterable[Any], invalid_block_ids: set[int], *args: Any, **kwargs: Any
     ) -> tuple[set[str], int, set[int]]:
         if len(self.kv_cache_config.kv_cache_groups) == 1:
-            return original(self, requests, invalid_block_ids, *args, **kwargs)
+            found: tuple[set[str], int, set[int]]
+            found = original(self, requests, invalid_block_ids, *args, **kwargs)
+            return found
         affected, tokens = set(), 0
         for request in requests:
             groups = self.kv_cache_manager.get_block_ids(request.request_id)

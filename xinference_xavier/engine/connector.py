@@ -137,7 +137,9 @@ class XavierGpuConnector(OffloadingConnector):
         state = self._manager.state_of(request.request_id)
         state.engine = num_computed_tokens
         state.loaded = []
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        matched: tuple[int | None, bool]
+        matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return matched
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -178,4 +180,6 @@ class XavierGpuConnector(OffloadingConnector):
             written = max(request.num_prompt_tokens, request.num_tokens - 1)
             compat.clamp_stores(state, written)
             self._manager.retire(request.request_id, compat.offload_keys(state))
-        return super().request_finished_all_groups(request, block_ids)
+        delayed: tuple[bool, dict[str, Any] | None]
+        delayed = super().request_finished_all_groups(request, block_ids)
+        return delayed

@@ -71,7 +71,9 @@ class Copied(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, other: Copied) -> Copied:
-        return Copied(*(a + b for a, b in zip(self, other, strict=True)))
+        return Copied(
+            self.jobs + other.jobs, self.nbytes + other.nbytes, self.seconds + other.seconds
+        )
 
 
 @dataclass

@@ -50,7 +50,7 @@ class RankBudget:
 
 def available_memory() -> int:
     """Bytes this process may still use: the machine's, or its cgroup's if that is less."""
-    available = psutil.virtual_memory().available
+    available = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

@@ -54,14 +54,25 @@ class XavierSpec(OffloadingSpec):
         )
         gpu_rows = budget.gpu_rows(layout.row_bytes)
         cpu_rows = budget.cpu_rows(layout.row_bytes, pool_bytes)
-        pinned = layout.device.type == "cuda"
+        slabs = self._slabs(layout, gpu_rows, cpu_rows)
         copier = create_copier(
             layout,
-            Slab(gpu_rows, layout.row_bytes, layout.device) if gpu_rows else None,
-            Slab(cpu_rows, layout.row_bytes, "cpu", pinned=pinned) if cpu_rows else None,
+            *slabs,
             self_check=options.xavier_self_check,
             seed=self.config.parallel.rank,
             faults=Faults.from_env(self.config.parallel.rank),
         )
         capacity = RankCapacity(gpu_rows, cpu_rows, layout.row_bytes, pool_bytes, layout.num_blocks)
-        return XavierWorker(copier, capacity)
+        return XavierWorker(copier, [slab for slab in slabs if slab is not None], capacity)
+
+    def _slabs(
+        self, layout: RowLayout, gpu_rows: int, cpu_rows: int
+    ) -> tuple[Slab | None, Slab | None]:
+        """The device slab and the host slab, their memory being touched in the background."""
+        gpu = Slab(gpu_rows, layout.row_bytes, layout.device) if gpu_rows else None
+        pinned = layout.device.type == "cuda"
+        cpu = Slab(cpu_rows, layout.row_bytes, "cpu", pinned=pinned) if cpu_rows else None
+        for slab in (gpu, cpu):
+            if slab is not None:
+                slab.touch()
+        return gpu, cpu

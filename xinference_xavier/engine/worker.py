@@ -8,7 +8,7 @@ succeeded, so failures travel beside its report, in ``XavierWorkerMetadata``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from vllm.v1.kv_offload.base import (
@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import (
 from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
 from xinference_xavier.storage.copier import Copier, CopyJob, CopyKind, CopyResult
+from xinference_xavier.storage.slab import Slab
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class XavierWorker(OffloadingWorker):
 
     Args:
         copier: moves the bytes.
+        slabs: the rows' memory, given back at shutdown.
         capacity: what this rank tells the scheduler about its slabs.
     """
 
-    def __init__(self, copier: Copier, capacity: RankCapacity) -> None:
+    def __init__(self, copier: Copier, slabs: Sequence[Slab], capacity: RankCapacity) -> None:
         self.copier = copier
+        self._slabs = slabs
         self.capacity = capacity
         #: Destination blocks of loads in flight, to name those that failed.
         self._load_blocks: dict[int, np.ndarray] = {}
@@ -136,3 +139,5 @@ class XavierWorker(OffloadingWorker):
 
     def shutdown(self) -> None:
         self.copier.close()
+        for slab in self._slabs:
+            slab.close()

@@ -21,9 +21,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from xinference_xavier import __version__
+from xinference_xavier import __version__, budgets
 from xinference_xavier.config import format_size
-from xinference_xavier.host import probe, sizing
+from xinference_xavier.host import probe
 from xinference_xavier.host.bootstrap import DISABLE_VARIABLE
 from xinference_xavier.host.options import installed_vllm, supported_vllm, vllm_problem
 
@@ -138,7 +138,7 @@ def _memlock() -> Finding:
     if soft == resource.RLIM_INFINITY:
         return Finding("locked memory", "ok", "unlimited")
     detail = f"limit {format_size(soft)}"
-    if not sizing.registration_locks_memory():
+    if not budgets.registration_locks_memory():
         return Finding("locked memory", "ok", f"{detail}; no RDMA device, so it does not matter")
     remedy = "ulimit -l unlimited (LimitMEMLOCK=infinity for a service), or smaller budgets."
     return Finding("locked memory", "note", f"{detail}; host tiers must fit into it", remedy)
