@@ -15,7 +15,7 @@ from collections.abc import Callable
 import xoscar as xo
 
 from .registry import ReplicaEntry
-from .tracker import TrackerActor, get_or_create_tracker
+from .tracker import TrackerActor, find_tracker, get_or_create_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,10 @@ HEARTBEAT_SECONDS = 2.0
 CALL_SECONDS = 5.0
 #: How long saying goodbye may take; an entry nobody removes expires by itself.
 FORGET_SECONDS = 0.3
+
+
+class NoTrackerError(RuntimeError):
+    """The supervisor answers and has no tracker."""
 
 
 class Heartbeat:
@@ -39,6 +43,7 @@ class Heartbeat:
         self._entry = entry
         self._interval_seconds = interval_seconds
         self._tracker: xo.ActorRefType[TrackerActor] | None = None
+        self._had_tracker = False
         self._failing = False
 
     async def run(self) -> None:
@@ -59,8 +64,7 @@ class Heartbeat:
     async def _beat_once(self) -> None:
         try:
             if self._tracker is None:
-                finding = get_or_create_tracker(self._tracker_address)
-                self._tracker = await xo.wait_for(finding, CALL_SECONDS)
+                self._tracker = await xo.wait_for(self._reach(), CALL_SECONDS)
             await xo.wait_for(self._tracker.heartbeat(self._entry()), CALL_SECONDS)
         except Exception as error:
             self._tracker = None
@@ -69,6 +73,15 @@ class Heartbeat:
             if self._failing:
                 logger.info("The tracker at %s answers again", self._tracker_address)
             self._failing = False
+
+    async def _reach(self) -> xo.ActorRefType[TrackerActor]:
+        tracker = await find_tracker(self._tracker_address)
+        if tracker is None and self._had_tracker:
+            tracker = await get_or_create_tracker(self._tracker_address)
+        if tracker is None:
+            raise NoTrackerError("xinference-xavier is not installed there, or switched off")
+        self._had_tracker = True
+        return tracker
 
     def _log_failure(self, error: Exception) -> None:
         """Warn about the first failure of an outage only."""

@@ -1,8 +1,9 @@
 """The tracker: one actor in the supervisor's pool that knows every replica of the cluster.
 
-Covers: the actor and how any process finds it or makes it. Does not cover: its rules
-(``registry.py``). Runs on the event loop of Xinference's supervisor, so every method returns at
-once. It keeps nothing on disk: after a supervisor restart the replicas' heartbeats fill it again.
+Covers: the actor and how any process finds it. Does not cover: its rules (``registry.py``), and
+making it when the supervisor starts (``host/supervisor.py``). Runs on the event loop of
+Xinference's supervisor, so every method returns at once. It keeps nothing on disk: after a
+supervisor restart the replicas' heartbeats fill it again.
 """
 
 from __future__ import annotations
@@ -54,12 +55,9 @@ async def find_tracker(supervisor_address: str) -> xo.ActorRefType[TrackerActor]
 async def get_or_create_tracker(supervisor_address: str) -> xo.ActorRefType[TrackerActor]:
     """Reference to the tracker, made now if there was none; any number of callers may race.
 
-    Raises whatever the connection raises, and ``ModuleNotFoundError`` where the supervisor's
-    host lacks this package.
+    Only for a supervisor that is known to have this package: one without it logs an error for
+    each attempt, and never answers. Raises whatever the connection raises.
     """
-    found = await find_tracker(supervisor_address)
-    if found is not None:
-        return found
     try:
         return await xo.create_actor(TrackerActor, uid=TRACKER_UID, address=supervisor_address)
     except ActorAlreadyExist:

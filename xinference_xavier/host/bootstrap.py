@@ -15,6 +15,7 @@ HOOKS = {
     "xinference.api.routers": "xinference_xavier.host.api:on_routers",
     "xinference.deploy.cmdline": "xinference_xavier.host.cli:on_cmdline",
     "xinference.core.model": "xinference_xavier.host.identity:on_model",
+    "xinference.core.supervisor": "xinference_xavier.host.supervisor:on_supervisor",
 }
 
 DISABLE_VARIABLE = "XINFERENCE_XAVIER_DISABLE"

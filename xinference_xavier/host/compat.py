@@ -101,6 +101,16 @@ SYMBOLS = (
         "its local `response` tells the CLI that the server refused a launch",
     ),
     HostSymbol(
+        "xinference.core.supervisor",
+        "SupervisorActor.__post_create__",
+        "wrapped, so that the tracker is made beside the supervisor",
+    ),
+    HostSymbol(
+        "xinference.core.supervisor",
+        "SupervisorActor.control_address",
+        "where the supervisor makes the actors beside it",
+    ),
+    HostSymbol(
         "xinference.core.model",
         "ModelActor.__init__",
         "wrapped, so that a model process learns its addresses",

@@ -8,21 +8,26 @@ from multiprocessing.connection import Connection
 
 import xoscar as xo
 
+from xinference_xavier.actors.tracker import get_or_create_tracker
 
-async def _serve(address: str, up: Connection) -> None:
+
+async def _serve(address: str, up: Connection, tracker: bool) -> None:
     pool = await xo.create_actor_pool(address, n_process=0)
+    if tracker:
+        await get_or_create_tracker(pool.external_address)
     up.send(pool.external_address)
     await pool.join()
 
 
-def _run_pool(address: str, up: Connection) -> None:
-    asyncio.run(_serve(address, up))
+def _run_pool(address: str, up: Connection, tracker: bool) -> None:
+    asyncio.run(_serve(address, up, tracker))
 
 
 class PoolProcess:
-    """Starts, kills and restarts a pool on one address."""
+    """Starts, kills and restarts a pool on one address, with a tracker in it if asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracker: bool = False) -> None:
+        self._tracker = tracker
         self._context = multiprocessing.get_context("spawn")
         self.address = "127.0.0.1:0"
         self.start()
@@ -30,7 +35,7 @@ class PoolProcess:
     def start(self) -> None:
         receiver, sender = self._context.Pipe(duplex=False)
         self.process = self._context.Process(
-            target=_run_pool, args=(self.address, sender), daemon=True
+            target=_run_pool, args=(self.address, sender, self._tracker), daemon=True
         )
         self.process.start()
         assert receiver.poll(60), "the pool did not start"

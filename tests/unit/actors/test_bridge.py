@@ -67,6 +67,13 @@ def open_bridge(beats: Beats) -> Iterator[Callable[..., Bridge]]:
         bridge.close()
 
 
+def wait_for_log(caplog: pytest.LogCaptureFixture, words: str) -> None:
+    deadline = time.monotonic() + 20
+    while words not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)
+
+
 async def replicas(address: str) -> list[dict[str, Any]]:
     tracker = await find_tracker(address)
     return [] if tracker is None else await tracker.replicas()
@@ -95,7 +102,7 @@ def test_replica_registers_answers_and_says_goodbye(
     assert asyncio.run(replicas(supervisor.address)) == []
 
 
-def test_tracker_is_made_again_after_the_supervisor_was_killed(
+def test_replica_registers_again_after_the_supervisor_was_killed(
     supervisor: PoolProcess,
     beats: Beats,
     open_bridge: Callable[..., Bridge],
@@ -112,6 +119,35 @@ def test_tracker_is_made_again_after_the_supervisor_was_killed(
     failures = [r for r in caplog.records if "No heartbeat" in r.message]
     assert len(failures) == 1
     assert supervisor.address in failures[0].message
+
+
+def test_destroyed_tracker_is_made_again(
+    supervisor: PoolProcess, beats: Beats, open_bridge: Callable[..., Bridge]
+) -> None:
+    open_bridge(supervisor.address)
+    beats.wait_for(2)
+
+    async def destroy() -> None:
+        await xo.destroy_actor(await find_tracker(supervisor.address))
+
+    asyncio.run(destroy())
+    beats.wait_for(5)
+    assert [e["replica"] for e in asyncio.run(replicas(supervisor.address))] == [3]
+
+
+def test_supervisor_without_a_tracker_gets_none(
+    beats: Beats, open_bridge: Callable[..., Bridge], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its host may lack this package, which must not be noticed there."""
+    plain = PoolProcess(tracker=False)
+    try:
+        bridge = open_bridge(plain.address)
+        wait_for_log(caplog, "xinference-xavier is not installed there")
+        assert asyncio.run(find_tracker(plain.address)) is None
+        bridge.close()
+    finally:
+        plain.kill()
+    assert caplog.text.count("No heartbeat") == 1
 
 
 def test_racing_creators_share_one_tracker(supervisor: PoolProcess) -> None:

@@ -111,11 +111,15 @@ def test_stopped_replica_costs_one_time_out_only(supervisor: PoolProcess) -> Non
     assert seconds < 3 * REPLICA_SECONDS
 
 
-def test_no_tracker_means_no_models(supervisor: PoolProcess) -> None:
+def test_no_tracker_means_no_models() -> None:
     async def nothing_runs() -> set[str]:
         return set()
 
-    assert asyncio.run(ClusterView(supervisor.address, nothing_runs).models()) == []
+    plain = PoolProcess(tracker=False)
+    try:
+        assert asyncio.run(ClusterView(plain.address, nothing_runs).models()) == []
+    finally:
+        plain.kill()
 
 
 def test_supervisor_that_restarted_is_asked_again(supervisor: PoolProcess) -> None:

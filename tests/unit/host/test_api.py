@@ -6,6 +6,8 @@ ones.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,13 @@ CACHE_ROUTES = ("/v1/xavier", "/v1/xavier/m")
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def _collect_connections() -> Iterator[None]:
+    """xoscar leaves client connections to the collector: not to that of another test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture

@@ -1,0 +1,172 @@
+"""A real Xinference on loopback, with a home folder of its own, driven by its command line.
+
+Covers: starting and stopping a server and all its processes, launching, asking. Does not cover:
+what the answers mean. Each server has one process group, and every process below it carries the
+home folder in its environment, by which leftovers are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+BIN = Path(sys.executable).parent
+POLL_SECONDS = 0.25
+
+#: A launch of the tiny model on a machine without a GPU.
+MODEL_FLAGS = (
+    *("--model-name", "qwen2.5-instruct", "--model-engine", "vllm", "--size-in-billions", "0_5"),
+    *("--model-format", "pytorch", "--n-gpu", "None", "--max_model_len", "8192"),
+    *("--enforce_eager", "true", "--block_size", "32", "--dtype", "float32"),
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(ready: Callable[[], Any], timeout_seconds: float, what: Callable[[], str]) -> Any:
+    """First true answer of ``ready``; servers say nothing when they become ready, so ask again.
+
+    Raises:
+        TimeoutError: with the text of ``what``.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        answer = ready()
+        if answer:
+            return answer
+        time.sleep(POLL_SECONDS)
+    raise TimeoutError(what())
+
+
+class Xinference:
+    """One ``xinference-local``. ``client`` carries the token of the first user, if any."""
+
+    def __init__(self, home: Path, auth: bool = False, **environment: str) -> None:
+        self.home = home
+        self.log = home / "server.log"
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.token: str | None = None
+        home.mkdir(parents=True, exist_ok=True)
+        self.environment = {
+            **os.environ,
+            "XINFERENCE_HOME": str(home),
+            "XINFERENCE_AUTH_ADVANCED": "1" if auth else "0",
+            "XINFERENCE_ENABLE_VIRTUAL_ENV": "0",
+            "HF_HUB_OFFLINE": "1",
+            # Enough for the tiny model, and little enough for the machine.
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            **environment,
+        }
+        self.client = httpx.Client(base_url=self.url, timeout=120)
+        self._output = self.log.open("wb")
+        port = self.url.rpartition(":")[2]
+        self.process = subprocess.Popen(
+            [BIN / "xinference-local", "--host", "127.0.0.1", "--port", port],
+            env=self.environment,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            wait_until(self._answers, 180, self.tail)
+            if auth:
+                self._log_in()
+        except BaseException:
+            self.stop()
+            raise
+
+    def launch(self, model_uid: str, model_path: Path, *flags: str) -> subprocess.CompletedProcess:
+        """``xinference launch`` of the tiny model; its exit status is the caller's to check."""
+        command = [BIN / "xinference", "launch", "--endpoint", self.url, "--model-uid", model_uid]
+        command += [*MODEL_FLAGS, "--model-path", str(model_path), *flags]
+        if self.token:
+            command += ["--api-key", self.token]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def wait_ready(self, model_uid: str, timeout_seconds: float = 240) -> None:
+        """Return once the model answers: Xinference calls it ready before its engine has loaded."""
+        wait_until(
+            lambda: self.complete(model_uid, "a", max_tokens=1).status_code == 200,
+            timeout_seconds,
+            self.tail,
+        )
+
+    def complete(self, model_uid: str, prompt: str, **fields: Any) -> httpx.Response:
+        body = {"model": model_uid, "prompt": prompt, "temperature": 0, **fields}
+        return self.client.post("/v1/completions", json=body)
+
+    def terminate(self, model_uid: str) -> None:
+        self.client.delete(f"/v1/models/{model_uid}").raise_for_status()
+
+    def tail(self, lines: int = 60) -> str:
+        text = self.log.read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self) -> list[str]:
+        """Stop everything; returns what could not be stopped, as text."""
+        self.client.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(40)
+        left = self._processes()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(10)
+        psutil.wait_procs(left, timeout=10)
+        self._output.close()
+        return [str(process) for process in self._processes()]
+
+    def _answers(self) -> bool:
+        if self.process.poll() is not None:
+            raise RuntimeError(f"xinference-local ended: {self.tail()}")
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/status", timeout=5).status_code == 200
+        return False
+
+    def _log_in(self) -> None:
+        """Make the first user with the set-up token from the log."""
+        found = wait_until(self._setup_token, 30, self.tail)
+        user = {"username": "admin", "password": "Str0ng-pass-word!"}
+        answer = httpx.post(
+            f"{self.url}/v1/admin/setup", json={**user, "setup_token": found}, timeout=30
+        )
+        answer.raise_for_status()
+        self.token = httpx.post(f"{self.url}/token", json=user, timeout=30).json()["access_token"]
+        self.client.headers["Authorization"] = f"Bearer {self.token}"
+
+    def _setup_token(self) -> str | None:
+        found = re.search(r"Setup token: (\S+)", self.log.read_text(errors="replace"))
+        return found.group(1) if found else None
+
+    def _processes(self) -> list[psutil.Process]:
+        """Living processes with this server's home folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                own = process.environ().get("XINFERENCE_HOME") == str(self.home)
+                if own and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
