@@ -18,7 +18,7 @@ def check_step(replica: Replica) -> None:
     index = replica.manager.index
     index.validate()
     origin = block_origins(replica)
-    for key in index.keys():
+    for key in tuple(index.keys()):
         location = index.where(key)
         if index.rows_at(location).state[row_of(location)] in READABLE:
             req_id, number = origin[key[:-4]]
