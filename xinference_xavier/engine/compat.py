@@ -5,8 +5,10 @@ Differences are found by looking at the installed code, not at version numbers.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,6 +62,49 @@ def cached_by_engine(block_pool: Any, keys: Iterable[bytes]) -> int:
     """How many of ``keys`` the engine's own prefix cache holds too. Safe from other threads."""
     cached = block_pool.cached_block_hash_to_block._cache
     return sum(1 for key in keys if key in cached)
+
+
+def serve_block_holders_first() -> None:
+    """Let no request that holds KV blocks wait behind one that finds none.
+
+    vLLM goes through its waiting requests in order and stops at the first that cannot get blocks.
+    Up to 0.27 a request whose load has ended may stand behind it, and later versions leave one
+    whose load has failed in front: once nothing runs, nothing ever does again. Also takes back the
+    blocks reserved for a request whose load has failed, which count against its next load. First
+    come, first served only: under the priority policy vLLM's own order stays.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.schedule
+    if hasattr(original, "xavier"):
+        return
+
+    @functools.wraps(original)
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in ("skipped_waiting", "kv_holding_waiting"):
+            _holders_first(getattr(self, name, None))
+        prefills = getattr(self, "_inflight_prefills", set())
+        for request in [request for request in prefills if not _holds_blocks(request)]:
+            prefills.discard(request)
+        return original(self, *args, **kwargs)
+
+    schedule.xavier = True  # type: ignore[attr-defined]
+    Scheduler.schedule = schedule
+
+
+def _holds_blocks(request: Any) -> bool:
+    """Whether a request that does not run has KV blocks. A failed load's are freed when it ends."""
+    return request.num_computed_tokens > 0 or request.status.name == "WAITING_FOR_REMOTE_KVS"
+
+
+def _holders_first(queue: Any) -> None:
+    """Sort a queue of waiting requests in place, keeping the order otherwise."""
+    if not isinstance(queue, deque) or len(queue) < 2:
+        return
+    ordered = sorted(queue, key=_holds_blocks, reverse=True)
+    if any(a is not b for a, b in zip(queue, ordered, strict=True)):
+        queue.clear()
+        queue.extend(ordered)
 
 
 def recompute_whole_requests() -> None:

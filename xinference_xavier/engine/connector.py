@@ -51,6 +51,7 @@ class XavierGpuConnector(OffloadingConnector):
             step_blocks=sum(-(-per_step // tokens) for tokens in manager.block_tokens),
             window_groups=compat.window_groups(self.connector_scheduler),
         )
+        compat.serve_block_holders_first()
         if len(manager.block_tokens) > 1:
             compat.recompute_whole_requests()
         assert vllm_config.kv_transfer_config is not None
