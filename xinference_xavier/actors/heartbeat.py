@@ -88,15 +88,11 @@ class Heartbeat:
         if self._failing:
             return
         self._failing = True
-        remedy = (
-            "install xinference-xavier on the supervisor's host to see this replica there"
-            if isinstance(error, ImportError)
-            else f"the model serves on, and this is tried again every {self._interval_seconds:g} s"
-        )
         logger.warning(
-            "No heartbeat to the tracker at %s (%s: %s): %s",
+            "No heartbeat to the tracker at %s (%s: %s). The model serves on without being shown "
+            "there; this is tried again every %g s.",
             self._tracker_address,
             type(error).__name__,
             error,
-            remedy,
+            self._interval_seconds,
         )
