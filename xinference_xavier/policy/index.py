@@ -1,4 +1,4 @@
-"""Where every key lies: one dictionary from key to location over two tiers' rows.
+"""Where every key lies: one map from key to location over two tiers' rows.
 
 Covers lookup, pins and removal. Does not cover what is admitted or moved (``planner``). Runs on
 vLLM's scheduler thread, the only one that changes the index: every removal and move happens after
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from xinference_xavier.policy.keymap import KeyMap
 from xinference_xavier.policy.order import LRUOrder, OrderFactory
 from xinference_xavier.policy.tier import LEAVING, READY, WRITING, RowState, TierRows, check
 from xinference_xavier.types import NOWHERE, Tier, host_location, row_of
@@ -30,7 +31,7 @@ class SnapshotIndex:
     def __init__(self, gpu_rows: int, cpu_rows: int, order: OrderFactory = LRUOrder) -> None:
         self.gpu = TierRows(gpu_rows, order)
         self.cpu = TierRows(cpu_rows, order)
-        self._where: dict[bytes, int] = {}
+        self._where = KeyMap(gpu_rows + cpu_rows)
 
     def __len__(self) -> int:
         return len(self._where)
@@ -39,8 +40,8 @@ class SnapshotIndex:
         return key in self._where
 
     def keys(self) -> Sequence[bytes]:
-        """A copy of all keys, taken in one piece; other threads may call it."""
-        return tuple(self._where)
+        """A copy of all keys; other threads may call it."""
+        return self._where.keys()
 
     def tier(self, tier: Tier) -> TierRows:
         return self.gpu if tier is Tier.GPU else self.cpu
@@ -50,7 +51,8 @@ class SnapshotIndex:
 
     def where(self, key: bytes) -> int:
         """The key's location, or ``NOWHERE``."""
-        return self._where.get(key, NOWHERE)
+        location = self._where.get(key)
+        return NOWHERE if location is None else location
 
     def lookup(self, key: bytes) -> Found:
         """Whether ``key`` can be read now."""
@@ -62,11 +64,11 @@ class SnapshotIndex:
 
     def split(self, keys: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
         """Keys that are not here, and keys that are, both in order and once."""
-        where = self._where
+        shards, count = self._where.shards, len(self._where.shards)
         missing: list[bytes] = []
         known: list[bytes] = []
         for key in dict.fromkeys(keys):
-            (known if key in where else missing).append(key)
+            (known if key in shards[hash(key) % count] else missing).append(key)
         return missing, known
 
     def reserve(self, tier: TierRows, keys: Sequence[bytes], mark: int) -> list[int]:
@@ -77,7 +79,7 @@ class SnapshotIndex:
         rows = tier.take(len(keys))
         tier.reserve(rows, keys, WRITING, mark)
         locations = rows if tier is self.gpu else [host_location(row) for row in rows]
-        self._where.update(zip(keys, locations, strict=True))
+        self._where.update(keys, locations)
         return locations
 
     def place(self, key: bytes, location: int) -> None:
@@ -86,23 +88,22 @@ class SnapshotIndex:
 
     def evict(self, tier: TierRows, row: int) -> None:
         """Forget the snapshot in an evictable row of ``tier``."""
-        del self._where[tier.key[row]]
+        self._where.pop(tier.key[row])
         tier.drop(row)
 
     def pin(self, keys: Sequence[bytes]) -> list[int]:
         """Pin each readable key's row; ``NOWHERE`` in the place of any other key."""
         locations = []
         for key in keys:
-            location = NOWHERE
-            if self.lookup(key) is Found.HIT:
-                location = self._where[key]
+            location = self.where(key) if self.lookup(key) is Found.HIT else NOWHERE
+            if location != NOWHERE:
                 self.rows_at(location).pin(row_of(location))
             locations.append(location)
         return locations
 
     def unpin(self, locations: Sequence[int], mark: int) -> None:
-        """Drop one pin each, last location first, so that a prefix's head is its newest part."""
-        for location in reversed(locations):
+        """Drop one pin each, in order: the last one is the newest use."""
+        for location in locations:
             if location == NOWHERE:
                 continue
             tier, row = self.rows_at(location), row_of(location)
@@ -117,7 +118,7 @@ class SnapshotIndex:
 
     def remove(self, key: bytes) -> None:
         """Forget ``key``; its row is free at once or when the jobs that hold it have ended."""
-        location = self._where.pop(key, None)
+        location = self._where.pop(key)
         if location is None:
             return
         self.rows_at(location).remove(row_of(location))

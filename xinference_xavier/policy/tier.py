@@ -152,11 +152,11 @@ class TierRows:
     def clear(self) -> None:
         """Remove every key at once: what jobs hold is a ZOMBIE, all else is free."""
         held = [row for row, pins in enumerate(self.pins) if pins]
-        old_states, old_keys = self.state, self.key
-        self.state, self.key = bytearray(self.rows), [b""] * self.rows
-        for row in held:  # the target of a move has no key of its own that could be gone
-            self.state[row] = ARRIVING if old_states[row] == ARRIVING else ZOMBIE
-            self.key[row] = old_keys[row]
+        keys, self.key = self.key, [b""] * self.rows
+        self.state = bytearray(self.rows)
+        for row in held:
+            self.state[row] = ZOMBIE
+            self.key[row] = keys[row]
         self.counts = [self.state.count(state) for state in RowState]
         self.order = self._new_order(self.rows)
         self._free = [row for row in range(self.rows - 1, -1, -1) if not self.pins[row]]

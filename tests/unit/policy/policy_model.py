@@ -262,7 +262,7 @@ class PolicyModel:
             if plan.to is Tier.CPU:
                 assert not {index.gpu.mark[row] for row in plan.sources} & set(storing)
             else:
-                assert index.gpu.free >= self.planner.low_water
+                assert index.gpu.free >= self.planner.moves.low_water
         return jobs
 
     def commit_move(self, job: Job) -> None:

@@ -119,6 +119,53 @@ def test_prompts_in_turns_move_at_most_the_gpu_tier_per_turn():
     assert cache.tiers(prompts[1])[:4] == "GGGG", "the head of the last prompt is promoted"
 
 
+def test_pinned_snapshot_is_not_promoted():
+    cache = Cache(2, 4, low_water=1)
+    keys = prompt(0, 2)
+    cache.store(prompt(1, 2))
+    cache.store(keys)
+    cache.load(keys)
+    load = cache.planner.pin_for_load(keys, cache.mark())
+    assert cache.settle() == 2, "room is made"
+    assert cache.tiers(keys) == "CC"
+    cache.planner.finish_load(load)
+    cache.settle()
+    assert cache.tiers(keys) == "GC"
+
+
+def test_promoted_tails_leave_before_heads():
+    cache = Cache(8, 16, low_water=3)
+    keys = prompt(0, 3)
+    cache.store(prompt(1, 8))
+    cache.store(keys)
+    cache.load(keys)
+    cache.settle()
+    assert cache.tiers(keys) == "GGG"
+    cache.planner.moves.low_water = 6
+    cache.settle()
+    assert cache.tiers(keys) == "GGC"
+
+
+def test_room_for_a_promotion_is_not_made_by_dropping_what_was_just_hit():
+    cache = Cache(4, 4, low_water=1)
+    cache.store(prompt(1, 4))
+    cache.store(prompt(0, 3))
+    cache.load(prompt(0, 3))
+    cache.settle()
+    assert "-" not in cache.tiers(prompt(0, 3))
+    assert cache.counters.evictions_cpu == 0
+
+
+def test_snapshot_hit_by_many_requests_at_once_is_one_candidate():
+    cache = Cache(64, 64, low_water=1)
+    keys = prompt(0, 64)
+    cache.planner.admit(prompt(1, 64), cache.mark(), set())  # in flight: no GPU row is free
+    cache.store(keys)
+    for _ in range(50):
+        cache.load(keys)
+    assert len(cache.planner.moves._candidates) == 64
+
+
 def test_promotion_never_takes_the_reserve():
     cache = Cache(4, 8, low_water=2)
     cache.store(prompt(0, 8))

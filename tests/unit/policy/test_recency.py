@@ -31,11 +31,25 @@ def test_tails_leave_the_gpu_tier_first_and_stay_older_in_the_cpu_tier():
     cache = Cache(4, 4)
     keys = prompt(0, 4)
     cache.store(keys)
-    cache.planner.low_water = 2
+    cache.planner.moves.low_water = 2
     cache.settle()
     assert cache.tiers(keys) == "GGCC"
     cache.store(prompt(1, 5))  # two free rows each, and the oldest of the CPU tier
     assert cache.tiers(keys) == "GGC-"
+
+
+def test_tails_leave_before_heads_over_kv_groups():
+    keys = prompt(0, 2) + prompt(0, 2, group=1)
+    cache = Cache(0, 4)
+    cache.store(keys)
+    cache.store(prompt(1, 2))
+    assert cache.tiers(keys) == "C-C-"
+    cache = Cache(0, 4)
+    for key in keys:
+        cache.store([key])
+    cache.load(keys)
+    cache.store(prompt(1, 2))
+    assert cache.tiers(keys) == "C-C-"
 
 
 def test_load_counts_as_use():
@@ -88,6 +102,20 @@ def test_failed_position_does_not_take_a_newer_copy_with_it():
     cache.store(keys)
     cache.planner.finish_load(plan, failed=[0])
     assert cache.tiers(keys) == "C"
+
+
+def test_clear_forgets_what_was_to_be_promoted_or_counted():
+    cache = Cache(2, 4, low_water=1)
+    keys = prompt(0, 3)
+    cache.store(keys[:2])
+    cache.store(keys[2:])
+    cache.load(keys)
+    cache.planner.retire(keys, 1)
+    cache.planner.clear()
+    cache.store(prompt(1, 2))
+    cache.store(keys)
+    cache.settle()
+    assert cache.counters.promotions == 0
 
 
 def test_clear_keeps_rows_from_reuse_until_their_jobs_end():

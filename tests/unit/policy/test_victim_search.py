@@ -88,7 +88,7 @@ def test_eviction_looks_at_one_entry_per_victim(pinned):
 @pytest.mark.parametrize("pinned", [FRONT, MIDDLE, BACK])
 def test_demotion_looks_at_one_entry_per_victim_and_tier(pinned):
     planner = filled(NEW * 2, ROWS, pinned)
-    planner.low_water = NEW
+    planner.moves.low_water = NEW
     gpu, cpu = planner.index.gpu.order, planner.index.cpu.order
     before = gpu.links_read(), cpu.links_read()
     (plan,) = planner.plan_moves()
