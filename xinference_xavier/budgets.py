@@ -6,6 +6,7 @@ and for the engine once it knows. Plain functions, any process and thread.
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -31,6 +32,14 @@ def registration_locks_memory() -> bool:
         return any(_INFINIBAND.iterdir())
     except OSError:
         return False
+
+
+def locked_memory_limit() -> int | None:
+    """Bytes this process may lock, where registration locks memory; else None."""
+    if not registration_locks_memory():
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def memlock_problem(host_budget_bytes: int, limit_bytes: int | None) -> str | None:

@@ -18,6 +18,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from shapes import HYBRID, PP2, TP2, Shape
 from test_bytes import prompt
+from vllm.v1.request import Request
 
 from xinference_xavier.storage.copier import CopyKind
 
@@ -55,11 +56,16 @@ def forget(replica: Replica, draw: random.Random) -> None:
 def reset(replica: Replica, draw: random.Random) -> None:
     if replica.connector.connector_scheduler._current_batch_jobs_to_flush:
         return  # vLLM refuses a second reset before the next step
-    loading = any(r.status.name == "WAITING_FOR_REMOTE_KVS" for r in replica.requests)
+    loading = any(r not in replica.scheduler.running for r in holding_blocks(replica))
     if draw.random() < 0.5:
         replica.scheduler.reset_connector_cache()
     elif replica.depth == 1 and not loading:  # vLLM refuses otherwise
         replica.reset(preempt=True)
+
+
+def holding_blocks(replica: Replica) -> list[Request]:
+    blocks = replica.scheduler.kv_cache_manager.get_block_ids
+    return [r for r in replica.scheduler.requests.values() if any(blocks(r.request_id))]
 
 
 def pace(replica: Replica, draw: random.Random) -> None:

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
     RequestOffloadState,
 )
+from vllm.v1.request import RequestStatus
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +83,8 @@ def serve_block_holders_first() -> None:
     @functools.wraps(original)
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         for name in ("skipped_waiting", "kv_holding_waiting"):
-            _holders_first(getattr(self, name, None))
-        prefills = getattr(self, "_inflight_prefills", set())
+            _holders_first(getattr(self, name, None), idle=not self.running)
+        prefills: set[Any] = getattr(self, "_inflight_prefills", set())
         for request in [request for request in prefills if not _holds_blocks(request)]:
             prefills.discard(request)
         return original(self, *args, **kwargs)
@@ -94,14 +95,26 @@ def serve_block_holders_first() -> None:
 
 def _holds_blocks(request: Any) -> bool:
     """Whether a request that does not run has KV blocks. A failed load's are freed when it ends."""
-    return request.num_computed_tokens > 0 or request.status.name == "WAITING_FOR_REMOTE_KVS"
+    return bool(
+        request.num_computed_tokens > 0 or request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    )
 
 
-def _holders_first(queue: Any) -> None:
-    """Sort a queue of waiting requests in place, keeping the order otherwise."""
+def _holders_first(queue: Any, idle: bool) -> None:
+    """Sort a queue of waiting requests in place, keeping the order otherwise.
+
+    While nothing runs (``idle``), among the holders the one that needs least goes first: vLLM may
+    have let in more loads than can be completed at once.
+    """
     if not isinstance(queue, deque) or len(queue) < 2:
         return
-    ordered = sorted(queue, key=_holds_blocks, reverse=True)
+
+    def rank(request: Any) -> tuple[bool, int]:
+        if not _holds_blocks(request):
+            return True, 0
+        return False, request.num_tokens - request.num_computed_tokens if idle else 0
+
+    ordered = sorted(queue, key=rank)
     if any(a is not b for a, b in zip(queue, ordered, strict=True)):
         queue.clear()
         queue.extend(ordered)

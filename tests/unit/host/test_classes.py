@@ -125,6 +125,33 @@ def test_unsupported_vllm_is_refused_before_loading(
         model.load()
 
 
+def test_host_tier_above_the_locked_memory_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where an RDMA device locks what it reads; simulated, there is none here."""
+    limit = (8 * 1024**2, 8 * 1024**2)
+    monkeypatch.setattr("resource.getrlimit", lambda _: limit)
+    launch = {**LAUNCH, **SWITCH, "xavier_cpu_budget": "1GiB"}
+    build(XavierVLLMChatModel, tmp_path, launch)
+    monkeypatch.setattr("xinference_xavier.budgets.registration_locks_memory", lambda: True)
+    with pytest.raises(ValueError, match="xavier_cpu_budget=1073741824 is above the limit"):
+        build(XavierVLLMChatModel, tmp_path, launch)
+
+
+def test_classes_are_ours_when_the_engine_hooks_are_imported_first(tmp_path: Path) -> None:
+    code = (
+        "import xinference.engine_hooks;"
+        "from xinference.model.llm.llm_family import SUPPORTED_ENGINES;"
+        "assert SUPPORTED_ENGINES['vLLM'][1].__name__ == 'XavierVLLMChatModel'"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=300,
+        env={**os.environ, "XINFERENCE_HOME": str(tmp_path)},
+    )
+
+
 def test_instance_unpickles_first_thing_in_a_new_process(tmp_path: Path) -> None:
     """The way into a model process: nothing of Xinference's models is imported before."""
     model = build(XavierVLLMChatModel, tmp_path, {**LAUNCH, **SWITCH})

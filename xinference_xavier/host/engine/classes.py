@@ -16,6 +16,7 @@ from typing import Any
 
 from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiModel
 
+from xinference_xavier import budgets
 from xinference_xavier.config import XavierOptions
 from xinference_xavier.host.engine import arguments
 from xinference_xavier.host.engine.announce import StartingNotice
@@ -130,8 +131,19 @@ def _take_options(model_config: Any) -> tuple[dict[str, Any] | None, Any]:
     with _as_value_error():
         options, _ = check_payload({"model_engine": ENGINE, **launch})
         _, others = XavierOptions.from_launch(launch)
+        if options is not None:
+            _check_locked_memory(options)
     plain = None if options is None else options.model_dump(mode="json")
     return plain, model_config if len(others) == len(launch) else others
+
+
+def _check_locked_memory(options: XavierOptions) -> None:
+    """This is the worker's machine, whose limit counts; the API may run on another."""
+    if options.xavier_cpu_budget == "auto":
+        return
+    problem = budgets.memlock_problem(options.xavier_cpu_budget, budgets.locked_memory_limit())
+    if problem is not None:
+        raise OptionError(problem)
 
 
 class XavierVLLMModel(SnapshotCacheMixin, VLLMModel):  # type: ignore[misc]
