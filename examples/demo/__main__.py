@@ -143,12 +143,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     report = Report()
     report.say(INTRODUCTION)
+    home = WORK_FOLDER / f"home-{os.getpid()}"
+    shutil.rmtree(home, ignore_errors=True)
     try:
         with report.console.status("building the model"):
             model = build_model()
         prompts = make_prompts()
-        home = WORK_FOLDER / f"home-{os.getpid()}"
-        shutil.rmtree(home, ignore_errors=True)
         with contextlib.ExitStack() as stack:
             with report.console.status("starting Xinference"):
                 server = stack.enter_context(Server(home))
@@ -160,6 +160,7 @@ def main() -> int:
         report.console.print(f"[red]{error}[/red]", markup=True)
         return 1
     except KeyboardInterrupt:
+        shutil.rmtree(home, ignore_errors=True)
         report.say("Interrupted; everything it started has been stopped.")
         return 130
     shutil.rmtree(home)  # kept after a failure, for its log
