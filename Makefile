@@ -16,15 +16,15 @@ setup: ## make .venv from requirements/cpu.lock
 demo: setup ## show the cache at work on a small random model (CPU, about 5 minutes)
 	@$(VENV)/bin/python -m examples.demo
 
-test: setup ## run the tests that need no GPU and are not slow
-	$(VENV)/bin/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+test: setup ## run the tests that are not slow; those that need a GPU skip themselves without one
+	$(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-full: setup ## run every test; those that need a GPU skip themselves without one
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-vllm-latest: ## run the engine layer's tests against the newest supported vLLM
 	@scripts/setup_env.sh $(VENV_LATEST) requirements/vllm-latest.lock
-	$(VENV_LATEST)/bin/python -m pytest tests/engine -m "not gpu" $(PYTEST_ARGS)
+	$(VENV_LATEST)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
 
 lint: setup ## check style, imports and types
 	$(VENV)/bin/ruff check .
