@@ -210,3 +210,14 @@ def test_acknowledgements_in_any_order(make_replica: MakeReplica, shape: Shape, 
             replica.scheduler.reset_prefix_cache()
     replica.run()
     assert replica.counters.stored_gpu > 0
+
+
+def test_reset_offers_no_block_that_has_left_the_window(make_replica: MakeReplica) -> None:
+    """A block behind a sliding window is freed while its request runs, and soon somebody else's."""
+    replica = make_replica(HYBRID)
+    replica.ask(prompt(0, 4 * BLOCK), 60)
+    for number in range(1, 6):
+        replica.ask(prompt(number, 2 * BLOCK), 3)
+        steps(replica, 8)
+        replica.reset()
+    replica.run()

@@ -9,7 +9,8 @@ import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -48,6 +49,25 @@ def store_again(state: RequestOffloadState) -> None:
     """Offer all the request's blocks for storing again: what failed to load is computed anew."""
     for group in state.group_states:
         group.next_stored_chunk_idx = 0
+
+
+@contextmanager
+def kept_window_progress(scheduler: OffloadingConnectorScheduler) -> Iterator[None]:
+    """Keep a reset from offering blocks again that have left a sliding window.
+
+    vLLM's ``reset_cache`` offers every block of a running request once more, although those behind
+    the window were freed and may belong to another request by now.
+    """
+    windows = window_groups(scheduler)
+    progress = [
+        (group, group.next_stored_chunk_idx)
+        for state in scheduler._req_status.values()
+        for config, group in zip(state.config.kv_group_configs, state.group_states, strict=True)
+        if config.group_idx in windows
+    ]
+    yield
+    for group, next_chunk in progress:
+        group.next_stored_chunk_idx = next_chunk
 
 
 def window_groups(scheduler: OffloadingConnectorScheduler) -> frozenset[int]:

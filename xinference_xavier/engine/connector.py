@@ -173,6 +173,10 @@ class XavierGpuConnector(OffloadingConnector):
                     compat.store_again(state)
         super().update_connector_output(connector_output)
 
+    def reset_cache(self) -> bool | None:
+        with compat.kept_window_progress(self.connector_scheduler):
+            return super().reset_cache()
+
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
