@@ -281,7 +281,7 @@ def _split(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if name in OPTIONS:
             if value is None:
                 continue
-            if ours.get(name, value) != value:
+            if name in ours and ours[name] != value:
                 raise refusal(str(key), value, f"contradicts {ours[name]!r}", "Give it once.")
             ours[name] = value
         elif _is_unknown(name):

@@ -190,6 +190,11 @@ def test_bad_values_are_named(option: str, value: object) -> None:
     assert ". Give " in sentence
 
 
+def test_a_value_unequal_to_itself_is_named() -> None:
+    with pytest.raises(OptionError, match=r"xavier_cpu_budget=nan is not a finite size"):
+        XavierOptions.from_launch({SWITCH: True, "xavier_cpu_budget": math.nan})
+
+
 def test_all_bad_values_are_named_at_once() -> None:
     sentence = refusal_of(enable_xavier_gpu=True, xavier_gpu_budget=-1, xavier_share="x")
     assert "xavier_gpu_budget=-1" in sentence
