@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server import Xinference
+from conversation import Said, converse
+from server import ENGINE, ROOT, Xinference, flags
 
-ROOT = Path(__file__).parents[2]
-
-#: Options of the shared cached model: a small device tier, and a host tier of a few prompts.
-CACHE_FLAGS = (
-    *("--enable-xavier-gpu", "--xavier-gpu-budget", "16MiB"),
-    *("--xavier-cpu-budget", "64MiB"),
-)
+#: Of the shared cached model: an engine that forgets all but two of the conversation's prompts, a
+#: device tier that holds four of them (256 rows) and a host tier for all; every copy is checked.
+CACHED_ENGINE = {**ENGINE, "num_gpu_blocks_override": 136, "xavier_self_check": 1}
+CACHED_BUDGETS = {"GPU_BUDGET": "16MiB", "CPU_BUDGET": "64MiB"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,7 +53,22 @@ def secured_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Xinfere
 @pytest.fixture(scope="session")
 def cached_model(server: Xinference, tiny_model: Path) -> str:
     """Uid of a model with the cache on ``server``, loaded."""
-    launched = server.launch("cached", tiny_model, *CACHE_FLAGS)
+    launched = server.run_example(
+        "launch_cli.sh", "cached", tiny_model, *flags(CACHED_ENGINE), **CACHED_BUDGETS
+    )
     assert launched.returncode == 0, launched.stderr
     server.wait_ready("cached")
     return "cached"
+
+
+@pytest.fixture(scope="session")
+def plain(server: Xinference, tiny_model: Path) -> tuple[dict[str, object], Said]:
+    """A launch without the cache, over by now: its view by our API, and what it answered."""
+    # Without the cache nothing turns the host's count of GPUs, none, into one rank.
+    launched = server.launch("plain", tiny_model, "--tensor_parallel_size", "1")
+    assert launched.returncode == 0, launched.stderr
+    server.wait_ready("plain")
+    view = server.client.get("/v1/xavier/plain").json()
+    said = converse(server, "plain")
+    server.terminate("plain")
+    return view, said

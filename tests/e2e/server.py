@@ -1,13 +1,14 @@
 """A real Xinference on loopback, with a home folder of its own, driven by its command line.
 
 Covers: starting and stopping a server and all its processes, launching, asking. Does not cover:
-what the answers mean. Each server has one process group, and every process below it carries the
-home folder in its environment, by which leftovers are found.
+what the answers mean. Each server process leads a process group, and every process below it
+carries the home folder in its environment, by which leftovers are found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -23,14 +24,14 @@ import httpx
 import psutil
 
 BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.25
 
-#: A launch of the tiny model on a machine without a GPU.
-MODEL_FLAGS = (
-    *("--model-name", "qwen2.5-instruct", "--model-engine", "vllm", "--size-in-billions", "0_5"),
-    *("--model-format", "pytorch", "--n-gpu", "None", "--max_model_len", "8192"),
-    *("--enforce_eager", "true", "--block_size", "32", "--dtype", "float32"),
-)
+#: vLLM's arguments for the tiny models.
+ENGINE = {"max_model_len": 4096, "enforce_eager": True, "block_size": 32, "dtype": "float32"}
+
+#: A launch of the tiny Qwen2 on a machine without a GPU.
+QWEN = ("--model-name", "qwen2.5-instruct", "--size-in-billions", "0_5")
 
 
 def free_port() -> int:
@@ -38,6 +39,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def flags(arguments: dict[str, Any]) -> list[str]:
+    """Launch arguments as Xinference's command line takes them."""
+    pairs = [(f"--{name}", json.dumps(value).strip('"')) for name, value in arguments.items()]
+    return [part for pair in pairs for part in pair]
 
 
 def wait_until(ready: Callable[[], Any], timeout_seconds: float, what: Callable[[], str]) -> Any:
@@ -66,6 +73,7 @@ class Xinference:
         home.mkdir(parents=True, exist_ok=True)
         self.environment = {
             **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "XINFERENCE_HOME": str(home),
             "XINFERENCE_AUTH_ADVANCED": "1" if auth else "0",
             "XINFERENCE_ENABLE_VIRTUAL_ENV": "0",
@@ -75,32 +83,68 @@ class Xinference:
             **environment,
         }
         self.client = httpx.Client(base_url=self.url, timeout=120)
-        self._output = self.log.open("wb")
-        port = self.url.rpartition(":")[2]
-        self.process = subprocess.Popen(
-            [BIN / "xinference-local", "--host", "127.0.0.1", "--port", port],
-            env=self.environment,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self.processes: list[subprocess.Popen[bytes]] = []
         try:
-            wait_until(self._answers, 180, self.tail)
+            self.start()
             if auth:
                 self._log_in()
         except BaseException:
             self.stop()
             raise
 
-    def launch(self, model_uid: str, model_path: Path, *flags: str) -> subprocess.CompletedProcess:
-        """``xinference launch`` of the tiny model; its exit status is the caller's to check."""
+    def start(self) -> None:
+        """Start the server's processes; returns once it answers."""
+        port = self.url.rpartition(":")[2]
+        command = ["xinference-local", "--host", "127.0.0.1", "--port", port]
+        self.spawn(command, self.environment, self.log)
+        wait_until(self._answers, 180, self.tail)
+
+    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [BIN / command[0], *command[1:]],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+
+    def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of a user's; its exit status is the caller's to check."""
+        return subprocess.run(
+            command,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    def launch(
+        self, model_uid: str, model_path: Path, *options: str, model: tuple[str, ...] = QWEN
+    ) -> subprocess.CompletedProcess[str]:
+        """``xinference launch`` of a tiny model."""
         command = [BIN / "xinference", "launch", "--endpoint", self.url, "--model-uid", model_uid]
-        command += [*MODEL_FLAGS, "--model-path", str(model_path), *flags]
+        command += [*model, "--model-engine", "vllm", "--model-format", "pytorch"]
+        command += ["--n-gpu", "None", "--model-path", str(model_path), *flags(ENGINE), *options]
         if self.token:
             command += ["--api-key", self.token]
-        return subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=300, check=False
-        )
+        return self.run(*command)
+
+    def run_example(
+        self, name: str, model_uid: str, model_path: Path, *arguments: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A launch by one of the scripts in ``examples/``, as their texts say."""
+        interpreter = sys.executable if name.endswith(".py") else "bash"
+        environment = {
+            "XINFERENCE_ENDPOINT": self.url,
+            "MODEL_UID": model_uid,
+            "MODEL_PATH": str(model_path),
+            "N_GPU": "None",
+            **environment,
+        }
+        return self.run(interpreter, ROOT / "examples" / name, *arguments, **environment)
 
     def wait_ready(self, model_uid: str, timeout_seconds: float = 240) -> None:
         """Return once the model answers: Xinference calls it ready before its engine has loaded."""
@@ -121,27 +165,45 @@ class Xinference:
         text = self.log.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
+    def replica(self, model_uid: str) -> dict[str, Any]:
+        """What the cache's REST API shows of the model's only replica."""
+        answer = self.client.get(f"/v1/xavier/{model_uid}")
+        answer.raise_for_status()
+        (replica,) = answer.json()["replicas"]
+        return replica
+
+    def stats(self, model_uid: str) -> dict[str, Any]:
+        """The replica's statistics, once no copy is in flight."""
+
+        def settled() -> dict[str, Any] | None:
+            stats: dict[str, Any] = self.replica(model_uid)["stats"]
+            return stats if stats["jobs_in_flight"] == 0 else None
+
+        return wait_until(settled, 30, self.tail)
+
     def stop(self) -> list[str]:
-        """Stop everything; returns what could not be stopped, as text."""
+        """Stop everything, last started first; returns what could not be stopped, as text."""
         self.client.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(40)
-        left = self._processes()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for process in left:
+        for process in reversed(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(40)
+        left = self._left()
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for straggler in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait(10)
+                straggler.kill()
+        for process in self.processes:
+            process.wait(10)
         psutil.wait_procs(left, timeout=10)
-        self._output.close()
-        return [str(process) for process in self._processes()]
+        return [str(process) for process in self._left()]
 
     def _answers(self) -> bool:
-        if self.process.poll() is not None:
-            raise RuntimeError(f"xinference-local ended: {self.tail()}")
+        if any(process.poll() is not None for process in self.processes):
+            raise RuntimeError(f"the server ended: {self.tail()}")
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(f"{self.url}/status", timeout=5).status_code == 200
         return False
@@ -161,7 +223,7 @@ class Xinference:
         found = re.search(r"Setup token: (\S+)", self.log.read_text(errors="replace"))
         return found.group(1) if found else None
 
-    def _processes(self) -> list[psutil.Process]:
+    def _left(self) -> list[psutil.Process]:
         """Living processes with this server's home folder in their environment."""
         found = []
         for process in psutil.process_iter():

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from conversation import Said
 from server import Xinference, wait_until
 
 SWITCH = "--enable-xavier-gpu"
@@ -14,16 +15,10 @@ SWITCH = "--enable-xavier-gpu"
 INSTALL_NOTHING = ("--virtual-env-package", 'vllm ; python_version < "3"')
 
 
-def replica_of(server: Xinference, model_uid: str) -> dict[str, Any]:
-    view = server.client.get(f"/v1/xavier/{model_uid}").json()
-    assert [r["replica"] for r in view["replicas"]] == [0]
-    return view["replicas"][0]
-
-
 def test_launched_model_is_shown_with_its_options_and_tiers(
     server: Xinference, cached_model: str
 ) -> None:
-    replica = replica_of(server, cached_model)
+    replica = server.replica(cached_model)
     assert (replica["state"], replica["stale"]) == ("running", False)
     assert replica["options"]["xavier_gpu_budget"] == 16 * 1024**2
     tiers = replica["stats"]["tiers"]
@@ -34,10 +29,10 @@ def test_launched_model_is_shown_with_its_options_and_tiers(
 
 
 def test_every_prompt_token_is_accounted_for(server: Xinference, cached_model: str) -> None:
-    before = replica_of(server, cached_model)["stats"]["counters"]
+    before = server.stats(cached_model)["counters"]
     for _ in range(2):
         server.complete(cached_model, "accounted " * 100, max_tokens=4).raise_for_status()
-    after = replica_of(server, cached_model)["stats"]["counters"]
+    after = server.stats(cached_model)["counters"]
     grown = {name: after[name] - before[name] for name in after if name.startswith("tokens_")}
     assert grown["tokens_prompt"] == 2 * 1000
     assert sum(grown.values()) == 2 * grown["tokens_prompt"]
@@ -68,14 +63,11 @@ def test_bad_launch_ends_with_a_sentence_and_makes_nothing(
     assert server.client.get("/v1/xavier/refused").status_code == 404
 
 
-def test_launch_without_the_switch_has_no_cache(server: Xinference, tiny_model: Path) -> None:
-    launched = server.launch("plain", tiny_model, "--tensor_parallel_size", "1")
-    assert launched.returncode == 0, launched.stderr
-    server.wait_ready("plain")
-    view = server.client.get("/v1/xavier/plain").json()
+def test_launch_without_the_switch_has_no_cache(plain: tuple[dict[str, Any], Said]) -> None:
+    view, said = plain
     assert (view["enabled"], view["replicas"]) == (False, [])
     assert "enable_xavier_gpu" in view["detail"]
-    server.terminate("plain")
+    assert all(said.answers)
 
 
 def test_model_with_an_environment_of_its_own(server: Xinference, tiny_model: Path) -> None:
@@ -86,7 +78,7 @@ def test_model_with_an_environment_of_its_own(server: Xinference, tiny_model: Pa
     assert launched.returncode == 0, launched.stderr
     server.wait_ready("own-env")
     assert list((server.home / "virtualenv").rglob("_xinference_parent.pth"))
-    assert replica_of(server, "own-env")["stats"]["tiers"]["gpu"]["rows"] > 0
+    assert server.stats("own-env")["tiers"]["gpu"]["rows"] > 0
 
     server.terminate("own-env")
     # The engine may be killed without a goodbye: its entry is hidden, not merely expired.
