@@ -165,7 +165,7 @@ class PolicyModel:
         index, tier = self.index, self.index.cpu if self.index.cpu.rows else self.index.gpu
         new = [key for key in dict.fromkeys(keys) if self._location(key) == NOWHERE]
         victims, occupied = self._evictable(tier, but=keys), self._occupied()
-        marks = {key: tier.mark[row] for row, key in enumerate(tier.key)}
+        marks = {tier.key[row]: tier.mark[row] for row in tier.order}
         was_broken, before = set(broken), self._counters()
 
         job = Job(self.planner.admit(keys, mark, broken))

@@ -105,17 +105,19 @@ def test_failed_position_does_not_take_a_newer_copy_with_it():
 
 
 def test_clear_forgets_what_was_to_be_promoted_or_counted():
-    cache = Cache(2, 4, low_water=1)
-    keys = prompt(0, 3)
-    cache.store(keys[:2])
-    cache.store(keys[2:])
+    cache = Cache(2, 8, low_water=1)
+    keys = prompt(0, 4)
+    cache.store(keys)
     cache.load(keys)
     cache.planner.retire(keys, 1)
     cache.planner.clear()
-    cache.store(prompt(1, 2))
-    cache.store(keys)
+    cache.store(prompt(1, 2), mark=1)
+    cache.store(keys[:1])
+    cache.store(keys[1:])
+    oldest = cache.index.cpu.order.victim()
     cache.settle()
     assert cache.counters.promotions == 0
+    assert cache.index.cpu.order.victim() == oldest
 
 
 def test_clear_keeps_rows_from_reuse_until_their_jobs_end():
