@@ -2,59 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from harness import Rank, Replica
 from shapes import BLOCK
 
 from xinference_xavier.policy.planner import group_of
 from xinference_xavier.policy.tier import RowState
-from xinference_xavier.types import row_of
+from xinference_xavier.types import NOWHERE, row_of
 
 READABLE = (RowState.READY, RowState.LEAVING)
+Pages = list[tuple[int, bytes]]
+
+
+@dataclass
+class Expected:
+    """What the rows of a replica must hold; made once per key, since checks run at every step."""
+
+    #: Each block hash, with a request that has it and the block's number there.
+    origins: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
+    #: By rank and key: offset and content of each page.
+    pages: dict[tuple[int, bytes], Pages] = field(default_factory=dict)
+
+    def update(self, replica: Replica) -> None:
+        for request in replica.requests:
+            start = self.known.get(request.request_id, 0)
+            for number, block_hash in enumerate(request.block_hashes[start:], start):
+                self.origins[bytes(block_hash)] = request.request_id, number
+            self.known[request.request_id] = len(request.block_hashes)
+
+    def of(self, rank: Rank, key: bytes) -> Pages:
+        pages = self.pages.get((rank.number, key))
+        if pages is None:
+            req_id, number = self.origins[key[:-4]]
+            pages = self.pages[rank.number, key] = self._make(rank, req_id, number, group_of(key))
+        return pages
+
+    def _make(self, rank: Rank, req_id: str, number: int, group: int) -> Pages:
+        layout = rank.copier.inner._layout
+        pages = []
+        for page in layout.groups[group]:
+            address = layout.tensors[page.tensor].data_ptr()
+            layers = (layer for layer in rank.model.layers if layer.group == group)
+            layer = next(layer for layer in layers if layer.slots.ctypes.data == address)
+            text = rank.model.texts[req_id]
+            content = text.content(number * BLOCK, (number + 1) * BLOCK, layer.salt).tobytes()
+            assert len(content) == page.nbytes
+            pages.append((page.offset, content))
+        return pages
+
+
+_expected: WeakKeyDictionary[Replica, Expected] = WeakKeyDictionary()
 
 
 def check_step(replica: Replica) -> None:
     """Index and rows agree, and every snapshot holds its bytes on every rank."""
     index = replica.manager.index
     index.validate()
-    origin = block_origins(replica)
-    for key in tuple(index.keys()):
-        location = index.where(key)
-        if index.rows_at(location).state[row_of(location)] in READABLE:
-            req_id, number = origin[key[:-4]]
-            for rank in replica.ranks:
-                check_row(rank, replica, req_id, number, group_of(key), location)
+    expected = _expected.setdefault(replica, Expected())
+    expected.update(replica)
+    snapshots = [
+        (key, location)
+        for key in index.keys()  # noqa: SIM118
+        if (location := index.where(key)) != NOWHERE
+        and index.rows_at(location).state[row_of(location)] in READABLE
+    ]
+    if snapshots:
+        for rank in replica.ranks:
+            _check_rows(rank, snapshots, expected)
 
 
-def block_origins(replica: Replica) -> dict[bytes, tuple[str, int]]:
-    """Each block hash, with a request that has it and the block's number there."""
-    return {
-        bytes(block_hash): (request.request_id, number)
-        for request in replica.requests
-        for number, block_hash in enumerate(request.block_hashes)
-    }
-
-
-def check_row(
-    rank: Rank, replica: Replica, req_id: str, number: int, group: int, location: int
-) -> None:
-    """The row at ``location`` holds block ``number`` of the request, in every layer."""
+def _check_rows(rank: Rank, snapshots: list[tuple[bytes, int]], expected: Expected) -> None:
     copier = rank.copier.inner
-    memories, rows = copier._rows.resolve(np.array([location]))
-    row = copier._memories[int(memories[0])][int(rows[0])]
-    for page in copier._layout.groups[group]:
-        address = copier._layout.tensors[page.tensor].data_ptr()
-        layer = next(
-            layer
-            for layer in rank.model.layers
-            if layer.group == group and layer.slots.ctypes.data == address
-        )
-        text = replica.texts[req_id]
-        expected = text.content(number * BLOCK, (number + 1) * BLOCK, layer.salt).tobytes()
-        assert row[page.offset : page.offset + page.nbytes].tobytes() == expected, (
-            f"rank {rank.number}: row {location} does not hold block {number} of {req_id} "
-            f"in layer {layer.name}"
-        )
+    memories, rows = copier._rows.resolve(np.array([location for _, location in snapshots]))
+    for (key, location), memory, row in zip(snapshots, memories, rows, strict=True):
+        held = copier._memories[memory][row]
+        for offset, content in expected.of(rank, key):
+            assert held[offset : offset + len(content)].tobytes() == content, (
+                f"rank {rank.number}: the row at {location} holds other bytes than were stored"
+            )
 
 
 def check_answers(replica: Replica) -> None:

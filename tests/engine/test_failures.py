@@ -21,7 +21,7 @@ either_rank = pytest.mark.parametrize("failing", [0, 1])
 def keys_of(replica: Replica, req_id: str) -> set[bytes]:
     """Keys of a request's blocks that the index holds, of all KV groups."""
     hashes = {bytes(h) for r in replica.requests if r.request_id == req_id for h in r.block_hashes}
-    return {key for key in replica.manager.index.keys() if key[:-4] in hashes}
+    return {key for key in tuple(replica.manager.index.keys()) if key[:-4] in hashes}
 
 
 @every_shape

@@ -175,7 +175,8 @@ class XavierGpuConnector(OffloadingConnector):
 
     def reset_cache(self) -> bool | None:
         with compat.kept_window_progress(self.connector_scheduler):
-            return super().reset_cache()
+            done: bool | None = super().reset_cache()
+        return done
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
