@@ -130,6 +130,8 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         },
     ).create_engine_config()
     config.parallel_config.rank = rank
+    if hasattr(config.cache_config, "kv_cache_layout"):  # 0.28 on: resolved by the engine core
+        config.cache_config.kv_cache_layout = "LBHNC"
     config.scheduler_config.async_scheduling = shape.overlapped
     return config
 

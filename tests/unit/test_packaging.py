@@ -118,7 +118,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
     assert not [n for n in names if n.startswith(("tests/", "ui/")) or "build_startup" in n]
     required = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
     base = {line.removeprefix("Requires-Dist: ") for line in required if "extra ==" not in line}
-    assert base == {"pydantic>=2", "xoscar"}
+    assert base == {"pydantic>=2", "psutil", "xoscar"}
     assert not [line for line in required if "torch" in line]
     assert "License-Expression: Apache-2.0" in text or "License: Apache-2.0" in text
 
