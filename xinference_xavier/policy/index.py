@@ -88,7 +88,8 @@ class SnapshotIndex:
 
     def evict(self, tier: TierRows, row: int) -> None:
         """Forget the snapshot in an evictable row of ``tier``."""
-        self._where.pop(tier.key[row])
+        key, shards = tier.key[row], self._where.shards
+        del shards[hash(key) % len(shards)][key]
         tier.drop(row)
 
     def pin(self, keys: Sequence[bytes]) -> list[int]:

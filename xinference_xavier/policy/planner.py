@@ -94,22 +94,22 @@ class Planner:
 
         What request ``mark`` used, and its ``own`` keys, stay.
         """
-        for _ in range(need - tier.free):
+        free, reason = tier.free, None
+        for _ in range(need - free):
             row = tier.order.victim()
             if row == NO_ROW:
                 exceeds = need > tier.rows
-                return SkipReason.PROMPT_EXCEEDS_TIER if exceeds else SkipReason.NO_EVICTABLE_ROW
+                reason = SkipReason.PROMPT_EXCEEDS_TIER if exceeds else SkipReason.NO_EVICTABLE_ROW
+                break
             if tier.mark[row] == mark or tier.key[row] in own:
-                return SkipReason.PROMPT_EXCEEDS_TIER
-            self._drop(tier, row)
-        return None
-
-    def _drop(self, tier: TierRows, row: int) -> None:
-        self.index.evict(tier, row)
+                reason = SkipReason.PROMPT_EXCEEDS_TIER
+                break
+            self.index.evict(tier, row)
         if tier is self.index.gpu:
-            self.counters.evictions_gpu += 1
+            self.counters.evictions_gpu += tier.free - free
         else:
-            self.counters.evictions_cpu += 1
+            self.counters.evictions_cpu += tier.free - free
+        return reason
 
     def _skip(self, keys: Sequence[bytes], reason: SkipReason | None, broken: set[int]) -> None:
         for key in keys:

@@ -140,7 +140,11 @@ class TierRows:
     def drop(self, row: int) -> None:
         """Free an evictable row."""
         self.order.discard(row)
-        self._set_state(row, FREE)
+        self.counts[READY] -= 1
+        self.counts[FREE] += 1
+        self.state[row] = FREE
+        self.key[row] = b""
+        self._free.append(row)
 
     def remove(self, row: int) -> None:
         """Its key is gone: free the row now, or once the jobs that hold it have ended."""
