@@ -47,7 +47,12 @@ def flags(arguments: dict[str, Any]) -> list[str]:
     return [part for pair in pairs for part in pair]
 
 
-def wait_until(ready: Callable[[], Any], timeout_seconds: float, what: Callable[[], str]) -> Any:
+def wait_until(
+    ready: Callable[[], Any],
+    timeout_seconds: float,
+    what: Callable[[], str],
+    poll_seconds: float = POLL_SECONDS,
+) -> Any:
     """First true answer of ``ready``; servers say nothing when they become ready, so ask again.
 
     Raises:
@@ -58,7 +63,7 @@ def wait_until(ready: Callable[[], Any], timeout_seconds: float, what: Callable[
         answer = ready()
         if answer:
             return answer
-        time.sleep(POLL_SECONDS)
+        time.sleep(poll_seconds)
     raise TimeoutError(what())
 
 
@@ -147,12 +152,20 @@ class Xinference:
         return self.run(interpreter, ROOT / "examples" / name, *arguments, **environment)
 
     def wait_ready(self, model_uid: str, timeout_seconds: float = 240) -> None:
-        """Return once the model answers: Xinference calls it ready before its engine has loaded."""
-        wait_until(
-            lambda: self.complete(model_uid, "a", max_tokens=1).status_code == 200,
-            timeout_seconds,
-            self.tail,
-        )
+        """Return once the model answers: Xinference calls it ready before its engine has loaded.
+
+        Raises:
+            RuntimeError: its engine did not start, after which Xinference knows no such model.
+        """
+
+        def answers() -> bool:
+            answer = self.complete(model_uid, "a", max_tokens=1)
+            if "not found" in answer.text:
+                raise RuntimeError(f"{model_uid} did not load: {self.tail(3000)}")
+            return answer.status_code == 200
+
+        # Each answer that it is still loading costs the server some pages of log.
+        wait_until(answers, timeout_seconds, self.tail, poll_seconds=1)
 
     def complete(self, model_uid: str, prompt: str, **fields: Any) -> httpx.Response:
         body = {"model": model_uid, "prompt": prompt, "temperature": 0, **fields}
