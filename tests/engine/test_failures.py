@@ -8,8 +8,9 @@ import pytest
 from checks import check_step
 from conftest import MakeReplica
 from harness import Replica
-from shapes import BLOCK, Shape
+from shapes import BLOCK, HYBRID, TP2, Shape
 from test_bytes import OVERLAPPED, SHAPES, every_shape, prompt
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from xinference_xavier.policy.planner import group_of
 from xinference_xavier.storage.copier import CopyKind
@@ -94,6 +95,36 @@ def test_a_failed_load_is_computed(
     replica.forget()
     assert replica.answer(prompt(0, LENGTH), 2).cached == 5 * BLOCK
     assert replica.counters.failed_copies == 1
+
+
+@either_rank
+def test_a_failed_window_block_starts_the_request_over(
+    make_replica: MakeReplica, failing: int
+) -> None:
+    """Its full-attention blocks are good, but no prefix has a whole window any more."""
+    replica = make_replica(HYBRID)
+    replica.answer(prompt(0, 3 * BLOCK + 1))
+    replica.forget()
+    replica.ranks[failing].copier.gate.fail(CopyKind.LOAD, [3])  # 0 to 2 are full attention's
+    assert replica.answer(prompt(0, 3 * BLOCK + 1), 2).cached == 0
+    assert replica.manager.receipts.totals.hits_gpu_blocks == 0
+    replica.forget()
+    assert replica.answer(prompt(0, 3 * BLOCK + 1), 2).cached == 3 * BLOCK
+
+
+def test_a_failed_key_stays_a_miss_for_its_request(make_replica: MakeReplica) -> None:
+    """Also when somebody else has stored it again meanwhile: no request may try for ever."""
+    replica = make_replica(TP2)
+    replica.answer(prompt(0, 2 * BLOCK))
+    manager, key = replica.manager, keys_of(replica, "r0").pop()
+    burnt, other = ReqContext(req_id="burnt"), ReqContext(req_id="other")
+    manager.on_new_request(burnt)
+    manager.on_new_request(other)
+    manager.state_of("burnt").failed_keys.add(key)
+    assert manager.lookup(key, burnt) is LookupResult.MISS
+    assert manager.lookup(key, other) is LookupResult.HIT
+    manager.on_request_finished(burnt)
+    manager.on_request_finished(other)
 
 
 @either_rank
