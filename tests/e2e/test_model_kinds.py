@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 from conversation import PROMPTS, Said, answer, converse
-from server import QWEN, ROOT, Xinference, flags
+from server import QWEN, ROOT, Xinference, flags, wait_until
 
 pytestmark = pytest.mark.slow
 
 GEMMA = ("--model-name", "gemma-3-1b-it")
 SWITCH = "--enable-xavier-gpu"
-BUDGETS = ("--xavier-gpu-budget", "16MiB", "--xavier-cpu-budget", "64MiB")
-CHECKED = ("--xavier-self-check", "1")
-#: One prompt takes 63 blocks of each of six KV groups, and two prompts more than this.
-SLIDING_POOL = ("--num_gpu_blocks_override", "600")
-POOL = ("--num_gpu_blocks_override", "136")
+#: Engines that forget all but one or two prompts, and device tiers that hold four: 256 rows of
+#: 64 KiB, of which a prompt takes 63; or 2,048 of 16 KiB, of which it takes 63 in each KV group.
+SMALL = ("--xavier-gpu-budget", "16MiB", "--num_gpu_blocks_override", "136")
+SLIDING = ("--xavier-gpu-budget", "32MiB", "--num_gpu_blocks_override", "600")
+#: A host tier for everything, and a check of every copy.
+COMMON = ("--xavier-cpu-budget", "64MiB", "--xavier-self-check", "1")
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +73,27 @@ def test_sliding_window_model(server: Xinference, sliding_model: Path) -> None:
         "slide",
         sliding_model,
         SWITCH,
-        *BUDGETS,
-        *CHECKED,
-        *SLIDING_POOL,
+        *SLIDING,
+        *COMMON,
         *hybrid,
         model=GEMMA,
     )
     assert ask_again(server, "slide", plain)["kv_groups"] == 6
     server.terminate("slide")
+
+
+def test_budget_that_only_the_engine_knows_to_be_too_small(
+    server: Xinference, sliding_model: Path
+) -> None:
+    """Rows of a hybrid model are known once its cache is laid out, after the launch has ended."""
+    hybrid = flags({"disable_hybrid_kv_cache_manager": False, "xavier_gpu_budget": 1000})
+    launched = server.launch("too-small", sliding_model, SWITCH, *hybrid, model=GEMMA)
+    assert launched.returncode == 0, launched.stderr
+    with pytest.raises(RuntimeError, match=r"xavier_gpu_budget=1000 is below one row: .* 16384 "):
+        server.wait_ready("too-small")
+    wait_until(
+        lambda: server.client.get("/v1/xavier/too-small").status_code == 404, 30, server.tail
+    )
 
 
 def test_two_tensor_parallel_ranks(two_core_server: Xinference, tiny_model: Path) -> None:
@@ -88,7 +102,7 @@ def test_two_tensor_parallel_ranks(two_core_server: Xinference, tiny_model: Path
     plain = converse(two_core_server, "two-plain")
     two_core_server.terminate("two-plain")
 
-    launch(two_core_server, "two", tiny_model, SWITCH, *BUDGETS, *CHECKED, *POOL, *parallel)
+    launch(two_core_server, "two", tiny_model, SWITCH, *SMALL, *COMMON, *parallel)
     stats = ask_again(two_core_server, "two", plain)
     assert (stats["ranks"], stats["row_bytes"]) == (2, 65_536)
     assert stats["tiers"]["gpu"]["rows"] == 16 * 1024**2 // 65_536
