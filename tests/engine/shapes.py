@@ -102,6 +102,10 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         "xavier_cpu_budget": shape.cpu_rows * shape.row_bytes * shape.ranks,
         "xavier_self_check": 1.0,
     }
+    engine: dict[str, Any] = {}
+    if hasattr(EngineArgs, "prefix_cache_retention_interval"):
+        # Later versions keep a sliding window's blocks at the end of the prompt only, by default.
+        engine["prefix_cache_retention_interval"] = None
     config = EngineArgs(
         model=str(model),
         skip_tokenizer_init=True,
@@ -128,6 +132,7 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
                 "xavier": options,
             },
         },
+        **engine,
     ).create_engine_config()
     config.parallel_config.rank = rank
     if hasattr(config.cache_config, "kv_cache_layout"):  # 0.28 on: resolved by the engine core
