@@ -64,8 +64,8 @@ def entry_bytes(gpu_rows: int, cpu_rows: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, nargs="+", default=[1_000, 50_000, 1_000_000])
-    parser.add_argument("--blocks", type=int, default=40_960)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=4_096)
+    parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
     for entries in args.entries:
         gpu_rows = entries // 5

@@ -21,7 +21,7 @@ from xinference_xavier.policy.moves import Mover, default_low_water
 from xinference_xavier.policy.order import NO_ROW
 from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
 from xinference_xavier.policy.tier import WRITING, TierRows
-from xinference_xavier.types import SkipReason, row_of
+from xinference_xavier.types import SkipReason
 
 __all__ = ["Planner", "default_low_water", "group_of"]
 
@@ -101,7 +101,7 @@ class Planner:
                 exceeds = need > tier.rows
                 reason = SkipReason.PROMPT_EXCEEDS_TIER if exceeds else SkipReason.NO_EVICTABLE_ROW
                 break
-            if tier.mark[row] == mark or tier.key[row] in own:
+            if tier.mark[row] == mark or (own and tier.key[row] in own):
                 reason = SkipReason.PROMPT_EXCEEDS_TIER
                 break
             self.index.evict(tier, row)
@@ -123,10 +123,10 @@ class Planner:
 
     def commit_store(self, plan: StorePlan, ok: bool) -> None:
         """Every rank has answered: publish the rows, or forget them if any rank failed."""
-        gpu = 0
+        gpu_tier, cpu_tier, gpu = self.index.gpu, self.index.cpu, 0
         for position in tails_first(plan.keys):
             location = plan.locations[position]
-            tier, row = self.index.rows_at(location), row_of(location)
+            tier, row = (gpu_tier, location) if location >= 0 else (cpu_tier, ~location)
             if tier.state[row] != WRITING:  # cleared meanwhile
                 tier.abandon(row)
             elif ok:
