@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -131,8 +132,9 @@ class XavierManager(OffloadingManager):
     def retire(self, req_id: str, keys_by_group: Sequence[Sequence[bytes]]) -> None:
         """The request ended: its blocks count as used now, heads as newer than tails."""
         state = self.state_of(req_id)
-        for keys in keys_by_group:
-            self.planner.retire(list(keys), state.mark)
+        in_turns = zip_longest(*keys_by_group)  # no group's blocks older than another's
+        keys = [key for turn in in_turns for key in turn if key is not None]
+        self.planner.retire(keys, state.mark)
 
     # -- loads -------------------------------------------------------------------------------
 
@@ -201,10 +203,14 @@ class XavierManager(OffloadingManager):
         elif isinstance(plan, MovePlan):
             self.planner.commit_move(plan, ok=job.failed is None)
         else:
-            self.planner.finish_load(plan, job.failed or ())
-            if job.failed:
-                self._note_failed_load(job.req_id, plan, job.failed)
-        return isinstance(plan, LoadPlan) and bool(job.failed)
+            failed: Collection[int] = () if job.failed is None else job.failed
+            if job.failed is not None and not job.failed:  # the whole of it
+                failed = range(len(plan.keys))
+            self.planner.finish_load(plan, failed)
+            if failed:
+                self._note_failed_load(job.req_id, plan, failed)
+            return bool(failed)
+        return False
 
     def _note_failed_load(self, req_id: str, plan: LoadPlan, failed: Collection[int]) -> None:
         """Blocks from the first failed one on are computed; vLLM asks again for the others."""
