@@ -31,6 +31,28 @@ class EngineSettings:
     listen_host: str = "127.0.0.1"
     local_replicas: int = 1
 
+    def transfer_config(self) -> dict[str, Any]:
+        """vLLM's ``kv_transfer_config`` for this replica, plain data only."""
+        identity = {
+            "model_uid": self.model_uid,
+            "replica": self.replica,
+            "tracker_address": self.tracker_address,
+            "listen_host": self.listen_host,
+            "local_replicas": self.local_replicas,
+        }
+        return {
+            "kv_connector": "XavierGpuConnector",
+            "kv_connector_module_path": "xinference_xavier.engine.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "spec_name": "XavierSpec",
+                "spec_module_path": "xinference_xavier.engine.spec",
+                "offload_prompt_only": not self.options.xavier_store_decode,
+                EXTRA_KEY: {**self.options.model_dump(mode="json"), **identity},
+            },
+        }
+
     @classmethod
     def from_extra(cls, extra_config: Mapping[str, Any]) -> EngineSettings:
         """Read our part of ``kv_connector_extra_config``.

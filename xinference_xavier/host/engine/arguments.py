@@ -16,6 +16,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from xinference_xavier.config import HASH_ALGORITHM, XavierOptions
+from xinference_xavier.engine.settings import EngineSettings
 from xinference_xavier.host import sizing
 from xinference_xavier.host.identity import Identity
 from xinference_xavier.types import OptionError
@@ -47,26 +48,14 @@ def transfer_config(
     options: XavierOptions, identity: Identity, local_replicas: int
 ) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` for one replica, plain data only."""
-    ours = {
-        **options.model_dump(mode="json"),
-        "model_uid": identity.model_uid,
-        "replica": identity.replica,
-        "tracker_address": identity.supervisor_address,
-        "listen_host": identity.listen_host,
-        "local_replicas": local_replicas,
-    }
-    return {
-        "kv_connector": "XavierGpuConnector",
-        "kv_connector_module_path": "xinference_xavier.engine.connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "XavierSpec",
-            "spec_module_path": "xinference_xavier.engine.spec",
-            "offload_prompt_only": not options.xavier_store_decode,
-            "xavier": ours,
-        },
-    }
+    return EngineSettings(
+        options=options,
+        model_uid=identity.model_uid,
+        replica=identity.replica,
+        tracker_address=identity.supervisor_address,
+        listen_host=identity.listen_host,
+        local_replicas=local_replicas,
+    ).transfer_config()
 
 
 def set_single_rank_on_cpu(model_config: MutableMapping[str, Any]) -> None:
