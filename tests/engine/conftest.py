@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checks import check_rest
-from harness import Replica
+from harness import MakeReplica, Replica
 from shapes import Shape, write_model_config
-
-MakeReplica = Callable[[Shape], Replica]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,3 +301,6 @@ def hash_of(layer: str, rank: int) -> int:
 
 def window_of(spec: KVCacheSpec) -> int | None:
     return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None
+
+
+MakeReplica = Callable[[Shape], Replica]

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 from checks import check_step
-from conftest import MakeReplica
-from harness import Replica
+from harness import MakeReplica, Replica
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
 from vllm.v1.kv_offload.base import make_offload_key
 

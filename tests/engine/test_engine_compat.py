@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from conftest import MakeReplica
+from harness import MakeReplica
 from shapes import BLOCK, HYBRID, TP2
 from test_bytes import prompt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1

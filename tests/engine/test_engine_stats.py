@@ -7,7 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from conftest import MakeReplica
+from harness import MakeReplica
 from shapes import BLOCK, HYBRID, TP2
 from test_bytes import prompt
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 from checks import check_step
-from conftest import MakeReplica
-from harness import Replica
+from harness import MakeReplica, Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
 from test_bytes import OVERLAPPED, SHAPES, every_shape, prompt
 from vllm.v1.kv_offload.base import LookupResult, ReqContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import MakeReplica
+from harness import MakeReplica
 from shapes import BLOCK, PP2, TP2, Shape
 from test_bytes import OVERLAPPED, prompt
 

@@ -10,8 +10,7 @@ import random
 
 import pytest
 from checks import check_step
-from conftest import MakeReplica
-from harness import Replica
+from harness import MakeReplica, Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
 from test_bytes import every_shape, prompt
 
