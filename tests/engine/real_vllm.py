@@ -59,6 +59,9 @@ class Engine:
     def __init__(self, scenario: str, model: str, options: dict[str, Any] | None) -> None:
         from vllm import LLM, SamplingParams
 
+        from xinference_xavier.config import XavierOptions
+        from xinference_xavier.engine.settings import EngineSettings
+
         setup = SCENARIOS[scenario]
         engine = {
             "block_size": BLOCK,
@@ -73,18 +76,8 @@ class Engine:
             **setup.get("engine", {}),
         }
         if options is not None:
-            engine["kv_transfer_config"] = {
-                "kv_connector": "XavierGpuConnector",
-                "kv_connector_module_path": "xinference_xavier.engine.connector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {
-                    "spec_name": "XavierSpec",
-                    "spec_module_path": "xinference_xavier.engine.spec",
-                    "offload_prompt_only": False,
-                    "xavier": {"enable_xavier_gpu": True, "xavier_self_check": 1.0, **options},
-                },
-            }
+            chosen = XavierOptions(enable_xavier_gpu=True, xavier_self_check=1.0, **options)
+            engine["kv_transfer_config"] = EngineSettings(chosen).transfer_config()
         self.llm = LLM(model=model, **engine)
         self._params = SamplingParams
 

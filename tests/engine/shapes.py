@@ -14,6 +14,9 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
+from xinference_xavier.config import XavierOptions
+from xinference_xavier.engine.settings import EngineSettings
+
 #: Bytes of one token in one layer, and tokens of a block.
 TOKEN_BYTES = WORDS * 8
 BLOCK = 4
@@ -96,12 +99,12 @@ def write_model_config(folder: Path) -> Path:
 
 
 def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
-    options = {
-        "enable_xavier_gpu": True,
-        "xavier_gpu_budget": shape.gpu_rows * shape.row_bytes * shape.ranks,
-        "xavier_cpu_budget": shape.cpu_rows * shape.row_bytes * shape.ranks,
-        "xavier_self_check": 1.0,
-    }
+    options = XavierOptions(
+        enable_xavier_gpu=True,
+        xavier_gpu_budget=shape.gpu_rows * shape.row_bytes * shape.ranks,
+        xavier_cpu_budget=shape.cpu_rows * shape.row_bytes * shape.ranks,
+        xavier_self_check=1.0,
+    )
     engine: dict[str, Any] = {}
     if hasattr(EngineArgs, "prefix_cache_retention_interval"):
         # Later versions keep a sliding window's blocks at the end of the prompt only, by default.
@@ -120,18 +123,7 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         num_gpu_blocks_override=shape.blocks,
         prefix_caching_hash_algo="sha256_cbor",
         disable_hybrid_kv_cache_manager=False,
-        kv_transfer_config={
-            "kv_connector": "XavierGpuConnector",
-            "kv_connector_module_path": "xinference_xavier.engine.connector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "spec_name": "XavierSpec",
-                "spec_module_path": "xinference_xavier.engine.spec",
-                "offload_prompt_only": False,
-                "xavier": options,
-            },
-        },
+        kv_transfer_config=EngineSettings(options).transfer_config(),
         **engine,
     ).create_engine_config()
     config.parallel_config.rank = rank
