@@ -102,6 +102,10 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         connector = self.connector
+        for _ in range(200):  # `generate` stops at the last answer, whose store may be on its way
+            if not connector.has_pending_push_work():
+                break
+            self.llm.llm_engine.step()
         connector._manager.index.validate()
         stats: dict[str, Any] = connector._stats.collect()
         stats["pins"] = sum(connector._manager.index.gpu.pins)
