@@ -11,7 +11,7 @@ from server import BIN, Xinference
 
 OFF = {"XINFERENCE_XAVIER_DISABLE": "1"}
 #: Of our modules, log lines and names in vLLM's arguments; the host has a Xavier of its own.
-TRACES = ("Traceback", "xinference_xavier", "xinference-xavier", "xavier_gpu", "XavierGpu")
+TRACES = ("xinference_xavier", "xinference-xavier", "xavier_gpu", "XavierGpu")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,12 @@ def mixed(
     assert cluster.stop() == []
 
 
-def traces(log: Path) -> list[str]:
-    lines = log.read_text(errors="replace").splitlines()
-    return [line for line in lines if any(trace in line for trace in TRACES)]
+def assert_untouched(log: Path, errors: bool = False) -> None:
+    """``errors`` allows those of the host, which logs each question to a loading model as one."""
+    text = log.read_text(errors="replace")
+    assert text
+    assert [line for line in text.splitlines() if any(trace in line for trace in TRACES)] == []
+    assert errors or "Traceback" not in text
 
 
 def launch_plain(server: Xinference, tiny_model: Path) -> None:
@@ -61,13 +64,13 @@ def test_disabled_server_has_no_option_and_no_route(
     ]
     assert routes == [True, False]
     assert "models" not in disabled_server.client.get("/v1/xavier").text
-    assert traces(disabled_server.log) == []
+    assert_untouched(disabled_server.log)
 
 
 @pytest.mark.slow
 def test_disabled_server_launches(disabled_server: Xinference, tiny_model: Path) -> None:
     launch_plain(disabled_server, tiny_model)
-    assert traces(disabled_server.log) == []
+    assert_untouched(disabled_server.log, errors=True)
 
 
 @pytest.mark.slow
@@ -75,7 +78,7 @@ def test_mixed_cluster_forms(mixed: tuple[Cluster, Path]) -> None:
     cluster, without_us = mixed
     enabled = "/v1/xavier" in cluster.client.get("/openapi.json").json()["paths"]
     assert enabled == (without_us == cluster.worker_log)
-    assert traces(without_us) == []
+    assert_untouched(without_us)
 
 
 @pytest.mark.slow
@@ -84,4 +87,4 @@ def test_mixed_cluster_launches_without_the_switch(
 ) -> None:
     cluster, without_us = mixed
     launch_plain(cluster, tiny_model)
-    assert traces(without_us) == []
+    assert_untouched(without_us, errors=True)
