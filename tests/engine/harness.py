@@ -284,6 +284,10 @@ class Replica:
     def manager(self) -> XavierManager:
         return self.connector._manager
 
+    def moves_in_flight(self) -> int:
+        """Demotions and promotions that a rank has yet to acknowledge; they count down from -1."""
+        return sum(1 for job_id in self.manager.ledger._jobs if job_id < 0)
+
     @property
     def counters(self) -> Any:
         return self.manager.planner.counters

@@ -139,7 +139,7 @@ def test_reset_with_a_load_in_flight(make_replica: MakeReplica, shape: Shape) ->
 def test_reset_with_a_move_in_flight(make_replica: MakeReplica, shape: Shape, run: int) -> None:
     replica = make_replica(shape)
     number = 0
-    while not replica.manager.ledger.moves:
+    while not replica.moves_in_flight():
         hold(replica, run=run)
         replica.ask(prompt(number, LENGTH))
         steps(replica, 6)

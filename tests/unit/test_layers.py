@@ -13,7 +13,18 @@ PACKAGE = Path(xinference_xavier.__file__).parent
 ROOT = Path(__file__).parents[2]
 
 #: From the bottom to the top: a layer imports from itself and from those before it.
-LAYERS = ("types", "config", "budgets", "policy", "storage", "actors", "engine", "host", "ui")
+LAYERS = (
+    "types",
+    "config",
+    "budgets",
+    "threads",
+    "policy",
+    "storage",
+    "actors",
+    "engine",
+    "host",
+    "ui",
+)
 
 #: Hosts and heavy libraries, which each layer may or may not know.
 WATCHED = {
@@ -24,6 +35,7 @@ ALLOWED = {
     "types": set(),
     "config": {"pydantic"},
     "budgets": set(),
+    "threads": set(),
     "policy": set(),
     "storage": {"torch", "numpy", "triton", "nixl"},
     "actors": {"xoscar"},

@@ -19,6 +19,8 @@ from typing import Any
 
 import xoscar as xo
 
+from xinference_xavier.threads import leave_inherited_core
+
 from .heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from .registry import ReplicaEntry
 from .replica import REPLICA_UID, ReplicaActor, StatsCallable
@@ -80,7 +82,7 @@ class Bridge:
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
-        _release_affinity()
+        leave_inherited_core()
         try:
             asyncio.run(self._serve())
         except Exception:
@@ -151,9 +153,3 @@ class Bridge:
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Calls given up on fail later, when nobody waits any more: worth a debug line only."""
     logger.debug("In the bridge's event loop: %s", context)
-
-
-def _release_affinity() -> None:
-    """Let this thread run on any core: vLLM pins a CPU worker, and threads inherit that."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))

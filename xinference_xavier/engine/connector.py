@@ -105,7 +105,10 @@ class XavierGpuConnector(OffloadingConnector):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         bad_blocks = self._worker.take_bad_blocks()
-        return set() if compat.REPORTS_FAILED_REQUESTS else bad_blocks
+        if compat.REPORTS_FAILED_REQUESTS:  # told by ``get_transfer_results``, just before
+            return set()
+        self._worker.take_failed_requests()  # told by their blocks
+        return bad_blocks
 
     def build_connector_worker_meta(self) -> XavierWorkerMetadata | None:
         report = self._worker.take_report()
@@ -167,7 +170,7 @@ class XavierGpuConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, XavierWorkerMetadata):
-            for req_id, _ in self._manager.apply(report):
+            for req_id in self._manager.apply(report):
                 state = compat.request_state(self.connector_scheduler, req_id)
                 if state is not None:
                     compat.store_again(state)

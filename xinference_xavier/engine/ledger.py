@@ -33,11 +33,6 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    @property
-    def moves(self) -> int:
-        """Moves in flight."""
-        return sum(1 for job_id in self._jobs if job_id < 0)
-
     def open(self, job_id: int, plan: Plan, req_id: str = "") -> None:
         self._jobs[job_id] = Job(plan, self._ranks, req_id)
 

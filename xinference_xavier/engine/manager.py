@@ -179,8 +179,8 @@ class XavierManager(OffloadingManager):
         self._storing.clear()
         return [MoveJob.of(self.ledger.open_move(plan), plan) for plan in plans]
 
-    def apply(self, report: WorkerMetadata) -> list[tuple[str, LoadPlan]]:
-        """Commit what the workers report; returns failed loads with their requests."""
+    def apply(self, report: WorkerMetadata) -> list[str]:
+        """Commit what the workers report; returns the requests whose load failed."""
         for kind, work in report.copied.items():
             self.copied[kind] = self.copied.get(kind, Copied()).plus(work)
         self.mismatches += report.mismatches
@@ -191,8 +191,7 @@ class XavierManager(OffloadingManager):
             for job_id, ranks in completed.items():
                 job = self.ledger.acknowledge(job_id, ranks)
                 if job is not None and self._commit(job):
-                    assert isinstance(job.plan, LoadPlan)
-                    failed_loads.append((job.req_id, job.plan))
+                    failed_loads.append(job.req_id)
         return failed_loads
 
     def _commit(self, job: Job) -> bool:

@@ -11,7 +11,7 @@ from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.settings import EngineSettings
 from xinference_xavier.policy.tier import RowState, TierRows
 
-#: Counting shadowed rows probes every key; not more often than this.
+#: Counting shadowed rows looks at every block of the engine; not more often than this.
 SHADOW_SECONDS = 5.0
 
 
@@ -86,7 +86,6 @@ class Stats:
         """Snapshots that the engine's own prefix cache holds too."""
         now = time.monotonic()
         if self.block_pool is not None and now - self._shadowed_at >= SHADOW_SECONDS:
-            keys = self._manager.index.keys()
-            self._shadowed = compat.cached_by_engine(self.block_pool, keys)
+            self._shadowed = compat.cached_by_engine(self.block_pool, self._manager.index)
             self._shadowed_at = now
         return self._shadowed

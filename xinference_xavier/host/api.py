@@ -163,6 +163,7 @@ def _without_cache(model_uid: str, running: set[str]) -> ModelView:
         raise HTTPException(status_code=404, detail=detail)
     detail = (
         f"No replica of {model_uid!r} reports a snapshot cache. Launch it with {SWITCH}=true to "
-        "get one; if it was, its replicas have not been heard of yet, or for half a minute."
+        "get one. If it was, its replicas have not been heard of yet, or its engine did not start: "
+        "then Xinference's log says why."
     )
     return ModelView(model_uid=model_uid, enabled=False, detail=detail, replicas=[])

@@ -13,7 +13,7 @@ from enum import Enum
 from xinference_xavier.policy.keymap import KeyMap
 from xinference_xavier.policy.order import LRUOrder, OrderFactory
 from xinference_xavier.policy.tier import LEAVING, READY, WRITING, RowState, TierRows, check
-from xinference_xavier.types import NOWHERE, Tier, host_location, row_of
+from xinference_xavier.types import NOWHERE, host_location, row_of
 
 
 class Found(Enum):
@@ -36,15 +36,12 @@ class SnapshotIndex:
     def __len__(self) -> int:
         return len(self._where)
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._where
 
     def keys(self) -> Sequence[bytes]:
         """A copy of all keys; other threads may call it."""
         return self._where.keys()
-
-    def tier(self, tier: Tier) -> TierRows:
-        return self.gpu if tier is Tier.GPU else self.cpu
 
     def rows_at(self, location: int) -> TierRows:
         return self.gpu if location >= 0 else self.cpu

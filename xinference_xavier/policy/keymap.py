@@ -31,7 +31,7 @@ class KeyMap:
     def __len__(self) -> int:
         return sum(map(len, self.shards))
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.shards[hash(key) % len(self.shards)]
 
     def get(self, key: bytes) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from xinference_xavier.types import NOWHERE, Tier, tier_of
+from xinference_xavier.types import Tier
 
 
 @dataclass(slots=True)
@@ -25,10 +25,6 @@ class LoadPlan:
     mark: int
     keys: list[bytes]
     locations: list[int]
-
-    def count(self, tier: Tier) -> int:
-        """Blocks this load reads from ``tier``."""
-        return sum(1 for loc in self.locations if loc != NOWHERE and tier_of(loc) is tier)
 
 
 @dataclass(slots=True)

@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xinference_xavier.storage.faults import Faults
-from xinference_xavier.storage.hostmem import leave_inherited_core
 from xinference_xavier.storage.jobs import NO_INDEXES, CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
 from xinference_xavier.storage.rowmap import RowMap, runs
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
+from xinference_xavier.threads import leave_inherited_core
 from xinference_xavier.types import NOWHERE
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import threading
 import torch
 
 from xinference_xavier.storage.layout import align_up
+from xinference_xavier.threads import leave_inherited_core
 from xinference_xavier.types import CapacityError
 
 logger = logging.getLogger(__name__)
@@ -104,21 +105,6 @@ class Populator:
                 self.populated_bytes = min(address, end) - start
         except (OSError, AttributeError) as exc:  # a platform without madvise
             logger.debug("slab not populated ahead: %s", exc)
-
-
-def leave_inherited_core(*, nice: int = 0) -> None:
-    """Let the calling thread run on every CPU the machine allows, optionally at low priority.
-
-    vLLM binds its CPU workers to single cores and threads inherit that: a copy thread on the
-    compute core would take its time from the forward pass.
-    """
-    try:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-    except OSError as exc:  # not permitted: slower, not wrong
-        logger.debug("thread keeps its CPUs: %s", exc)
 
 
 def pin(memory: torch.Tensor) -> None:

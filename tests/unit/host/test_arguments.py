@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from vllm.engine.arg_utils import EngineArgs
 
 from xinference_xavier.config import XavierOptions
 from xinference_xavier.host.engine import arguments
@@ -119,3 +121,18 @@ def test_seed_of_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     arguments.ensure_hash_seed()
     assert os.environ["PYTHONHASHSEED"] == "7"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_windows_are_kept_for_decoded_blocks(monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    """Later vLLMs drop them by default; the installed one has no such argument."""
+    config: dict[str, Any] = {}
+    arguments.set_engine_arguments(config, options(xavier_store_decode=keep), IDENTITY, 1)
+    assert arguments.RETENTION not in config
+    monkeypatch.setattr(EngineArgs, arguments.RETENTION, 0, raising=False)
+    arguments.set_engine_arguments(config, options(xavier_store_decode=keep), IDENTITY, 1)
+    assert (arguments.RETENTION in config) == keep
+    assert config.get(arguments.RETENTION) is None
+    chosen = {arguments.RETENTION: 64}
+    arguments.set_engine_arguments(chosen, options(xavier_store_decode=keep), IDENTITY, 1)
+    assert chosen[arguments.RETENTION] == 64

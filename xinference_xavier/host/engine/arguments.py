@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 SEED_VARIABLE = "PYTHONHASHSEED"
 
+#: vLLM's argument for how often it keeps a sliding window's blocks; None keeps every one.
+RETENTION = "prefix_cache_retention_interval"
+
 #: Share of a device left for what vLLM allocates outside its own share, such as CUDA graphs.
 DEVICE_MARGIN = 0.02
 
@@ -42,6 +45,20 @@ def set_engine_arguments(
     model_config["kv_transfer_config"] = transfer_config(options, identity, local_replicas)
     model_config["enable_prefix_caching"] = True
     model_config["prefix_caching_hash_algo"] = HASH_ALGORITHM
+    if options.xavier_store_decode:
+        keep_windows(model_config)
+
+
+def keep_windows(model_config: MutableMapping[str, Any]) -> None:
+    """Where vLLM asks for it (later than 0.27), keep a sliding window's blocks while decoding.
+
+    By default such a vLLM keeps them at the end of the prompt only, and the next turn of a chat
+    would find no window behind the answer. A choice of the user's stays.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    if hasattr(EngineArgs, RETENTION):
+        model_config.setdefault(RETENTION, None)
 
 
 def transfer_config(
