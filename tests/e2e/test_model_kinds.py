@@ -91,9 +91,11 @@ def test_budget_that_only_the_engine_knows_to_be_too_small(
     assert launched.returncode == 0, launched.stderr
     with pytest.raises(RuntimeError, match=r"xavier_gpu_budget=1000 is below one row: .* 16384 "):
         server.wait_ready("too-small")
-    # The host keeps a record of models that failed; we show no replica of it.
+    # The host keeps a record of models that failed, with the reason.
     view = server.client.get("/v1/xavier/too-small").json()
     assert (view["enabled"], view["replicas"]) == (False, [])
+    assert "did not start" in view["detail"]
+    assert "xavier_gpu_budget=1000 is below one row" in view["detail"]
 
 
 def test_two_tensor_parallel_ranks(two_core_server: Xinference, tiny_model: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from server import BIN, Xinference
+from server import BIN, Xinference, wait_until
 
 OFF = {"XINFERENCE_XAVIER_DISABLE": "1"}
 #: Of our modules, log lines and names in vLLM's arguments; the host has a Xavier of its own.
@@ -88,3 +88,19 @@ def test_mixed_cluster_launches_without_the_switch(
     cluster, without_us = mixed
     launch_plain(cluster, tiny_model)
     assert_untouched(without_us, errors=True)
+
+
+@pytest.mark.slow
+def test_a_worker_without_the_package_refuses_the_switch_by_name(
+    mixed: tuple[Cluster, Path], tiny_model: Path
+) -> None:
+    cluster, without_us = mixed
+    if without_us != cluster.worker_log:
+        pytest.skip("the supervisor is the side without the package")
+    cluster.launch("misplaced", tiny_model, "--enable-xavier-gpu")
+
+    def detail() -> str:
+        return str(cluster.client.get("/v1/xavier/misplaced").json()["detail"])
+
+    wait_until(lambda: "did not start" in detail(), 120, cluster.tail)
+    assert "enable_xavier_gpu" in detail()

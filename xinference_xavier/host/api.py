@@ -114,13 +114,12 @@ def _secured(api: Any, scope: str) -> list[Any]:
 
 
 def _add_routes(api: Any) -> None:
-    async def running_models() -> set[str]:
+    async def known_models() -> dict[str, str | None]:
         supervisor = await api._get_supervisor_ref()
-        return {
-            instance["model_uid"] for instance in await supervisor.get_instance_info(None, None)
-        }
+        instances = await supervisor.get_instance_info(None, None)
+        return {instance["model_uid"]: _launch_error(instance) for instance in instances}
 
-    cluster = ClusterView(api._supervisor_address, running_models)
+    cluster = ClusterView(api._supervisor_address, known_models)
 
     async def show_cache() -> JSONResponse:
         """Every model that keeps snapshots, its replicas, tiers and counters."""
@@ -130,7 +129,7 @@ def _add_routes(api: Any) -> None:
     async def show_model(model_uid: str) -> JSONResponse:
         """One model's replicas, tiers and counters."""
         found = await _reach(cluster.models(model_uid))
-        view = found[0] if found else _without_cache(model_uid, await _reach(running_models()))
+        view = found[0] if found else _without_cache(model_uid, await _reach(known_models()))
         return JSONResponse(view.model_dump())
 
     for path, endpoint, model in (
@@ -156,14 +155,23 @@ async def _reach(question: Any) -> Any:
         raise HTTPException(status_code=503, detail=detail) from None
 
 
-def _without_cache(model_uid: str, running: set[str]) -> ModelView:
+def _launch_error(instance: Mapping[str, Any]) -> str | None:
+    """Why a replica of this model did not start, in the words of its engine."""
+    replicas = instance.get("replica_statuses") or []
+    return next((status["error_message"] for status in replicas if status["error_message"]), None)
+
+
+def _without_cache(model_uid: str, known: Mapping[str, str | None]) -> ModelView:
     """View of a model that no replica reports a cache for; HTTP 404 when there is no such model."""
-    if model_uid not in running:
+    if model_uid not in known:
         detail = f"There is no model {model_uid!r}. GET /v1/models lists the running ones."
         raise HTTPException(status_code=404, detail=detail)
-    detail = (
-        f"No replica of {model_uid!r} reports a snapshot cache. Launch it with {SWITCH}=true to "
-        "get one. If it was, its replicas have not been heard of yet, or its engine did not start: "
-        "then Xinference's log says why."
-    )
+    error = known[model_uid]
+    if error is not None:
+        detail = f"{model_uid!r} did not start: {error}"
+    else:
+        detail = (
+            f"No replica of {model_uid!r} reports a snapshot cache. Launch it with {SWITCH}=true "
+            "to get one. If it was, its replicas have not been heard of yet."
+        )
     return ModelView(model_uid=model_uid, enabled=False, detail=detail, replicas=[])

@@ -57,14 +57,15 @@ class CacheView(BaseModel):
 class ClusterView:
     """Asks the tracker and the replicas. One per API process.
 
-    ``running_models`` answers with the uids of all models the supervisor runs or starts.
+    ``known_models`` answers with the uid of each model the supervisor runs, starts or failed to
+    start, and with the reason of a failure.
     """
 
     def __init__(
-        self, supervisor_address: str, running_models: Callable[[], Awaitable[set[str]]]
+        self, supervisor_address: str, known_models: Callable[[], Awaitable[dict[str, str | None]]]
     ) -> None:
         self._supervisor_address = supervisor_address
-        self._running_models = running_models
+        self._known_models = known_models
         self._tracker: Any = None
         #: Making a reference is a remote call, so they are kept, by replica address.
         self._replicas: dict[str, Any] = {}
@@ -92,8 +93,8 @@ class ClusterView:
         """
         if not silent_uids:
             return set()
-        running: set[str] = await xo.wait_for(self._running_models(), TRACKER_SECONDS)
-        return silent_uids - running
+        known: dict[str, str | None] = await xo.wait_for(self._known_models(), TRACKER_SECONDS)
+        return silent_uids - known.keys()
 
     async def _entries(self, model_uid: str | None) -> list[dict[str, Any]]:
         """The tracker's list; empty while no replica has made a tracker."""

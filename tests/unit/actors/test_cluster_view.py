@@ -44,13 +44,13 @@ def answers() -> dict[str, Any]:
 async def look(
     supervisor: str, entries: list[ReplicaEntry], running: set[str], uid: str | None = None
 ) -> list[ModelView]:
-    async def running_models() -> set[str]:
-        return running
+    async def known_models() -> dict[str, str | None]:
+        return dict.fromkeys(running)
 
     tracker = await get_or_create_tracker(supervisor)
     for each in entries:
         await tracker.heartbeat(each)
-    return await ClusterView(supervisor, running_models).models(uid)
+    return await ClusterView(supervisor, known_models).models(uid)
 
 
 async def open_replica(address: str) -> None:
@@ -112,8 +112,8 @@ def test_stopped_replica_costs_one_time_out_only(supervisor: PoolProcess) -> Non
 
 
 def test_no_tracker_means_no_models() -> None:
-    async def nothing_runs() -> set[str]:
-        return set()
+    async def nothing_runs() -> dict[str, str | None]:
+        return {}
 
     plain = PoolProcess(tracker=False)
     try:
@@ -123,8 +123,8 @@ def test_no_tracker_means_no_models() -> None:
 
 
 def test_supervisor_that_restarted_is_asked_again(supervisor: PoolProcess) -> None:
-    async def nothing_runs() -> set[str]:
-        return set()
+    async def nothing_runs() -> dict[str, str | None]:
+        return {}
 
     async def run() -> tuple[int, int, int]:
         view = ClusterView(supervisor.address, nothing_runs)

@@ -180,6 +180,23 @@ async def test_routes_are_described(make_api: Any) -> None:
     assert "/v1/xavier" in paths
 
 
+@pytest.mark.parametrize(
+    ("statuses", "words"),
+    [
+        ([], "Launch it with enable_xavier_gpu=true"),
+        ([{"error_message": None}, {"error_message": "too small"}], "did not start: too small"),
+        (None, "have not been heard of yet"),
+    ],
+)
+def test_a_model_without_a_cache_says_why(statuses: Any, words: str) -> None:
+    error = our_api._launch_error({"replica_statuses": statuses})
+    view = our_api._without_cache("m", {"m": error})
+    assert (view.enabled, view.replicas) == (False, [])
+    assert words in str(view.detail)
+    with pytest.raises(our_api.HTTPException, match="no model 'n'"):
+        our_api._without_cache("n", {"m": error})
+
+
 def test_changed_host_keeps_its_own_routes(
     make_api: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
