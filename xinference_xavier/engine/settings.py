@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from xinference_xavier.config import XavierOptions
@@ -22,6 +22,7 @@ class EngineSettings:
         tracker_address: xoscar address of the supervisor; None runs without a cluster.
         listen_host: the interface other processes reach this replica on.
         local_replicas: replicas that share this machine's memory.
+        last_words: file for the reason why the engine does not start.
     """
 
     options: XavierOptions
@@ -30,15 +31,14 @@ class EngineSettings:
     tracker_address: str | None = None
     listen_host: str = "127.0.0.1"
     local_replicas: int = 1
+    last_words: str | None = None
 
     def transfer_config(self) -> dict[str, Any]:
         """vLLM's ``kv_transfer_config`` for this replica, plain data only."""
-        identity = {
-            "model_uid": self.model_uid,
-            "replica": self.replica,
-            "tracker_address": self.tracker_address,
-            "listen_host": self.listen_host,
-            "local_replicas": self.local_replicas,
+        others = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "options"
         }
         return {
             "kv_connector": "XavierGpuConnector",
@@ -49,7 +49,7 @@ class EngineSettings:
                 "spec_name": "XavierSpec",
                 "spec_module_path": "xinference_xavier.engine.spec",
                 "offload_prompt_only": not self.options.xavier_store_decode,
-                EXTRA_KEY: {**self.options.model_dump(mode="json"), **identity},
+                EXTRA_KEY: {**self.options.model_dump(mode="json"), **others},
             },
         }
 

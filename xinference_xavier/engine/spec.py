@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 from vllm.v1.kv_offload.config import OffloadingConfig
 
+from xinference_xavier.engine.last_words import last_words
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.messages import RankCapacity
 from xinference_xavier.engine.settings import EngineSettings
@@ -38,6 +39,10 @@ class XavierSpec(OffloadingSpec):
             CapacityError: a budget holds no row.
             MemoryError, torch.OutOfMemoryError: a slab cannot be allocated.
         """
+        with last_words(self.settings.last_words):
+            return self._make_worker(kv_caches)
+
+    def _make_worker(self, kv_caches: CanonicalKVCaches) -> XavierWorker:
         tensors = [cache.tensor for cache in kv_caches.tensors]
         refs = [
             [(ref.tensor_idx, ref.page_size_bytes) for ref in group]

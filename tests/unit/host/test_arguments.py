@@ -37,6 +37,7 @@ def test_transfer_config_names_the_connector_and_the_replica() -> None:
         "tracker_address": "10.0.0.1:9000",
         "listen_host": "10.0.0.2",
         "local_replicas": 3,
+        "last_words": None,
     }
 
 

@@ -125,6 +125,27 @@ def test_unsupported_vllm_is_refused_before_loading(
         model.load()
 
 
+@pytest.mark.parametrize("sentence", ["", "xavier_gpu_budget=1000 is below one row"])
+def test_an_engine_that_fails_is_explained_by_its_own_words(
+    sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(self: Any) -> None:
+        extra = sanitize(self)["kv_transfer_config"]["kv_connector_extra_config"]
+        Path(extra["xavier"]["last_words"]).write_text(sentence)
+
+    def wait_for_load(self: Any) -> None:
+        raise RuntimeError("Engine core initialization failed")
+
+    monkeypatch.setattr(VLLMModel, "load", load)
+    monkeypatch.setattr(VLLMModel, "wait_for_load", wait_for_load)
+    model = build(XavierVLLMModel, tmp_path, {**LAUNCH, **SWITCH})
+    model.load()
+    assert model._words.path.exists()
+    with pytest.raises((ValueError, RuntimeError), match=sentence or "Engine core"):
+        model.wait_for_load()
+    assert not model._words.path.exists()
+
+
 def test_host_tier_above_the_locked_memory_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

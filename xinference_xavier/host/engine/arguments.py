@@ -40,9 +40,12 @@ def set_engine_arguments(
     options: XavierOptions,
     identity: Identity,
     local_replicas: int,
+    last_words: str | None = None,
 ) -> None:
     """Make ``model_config``, the arguments of vLLM's engine, use the snapshot cache."""
-    model_config["kv_transfer_config"] = transfer_config(options, identity, local_replicas)
+    model_config["kv_transfer_config"] = transfer_config(
+        options, identity, local_replicas, last_words
+    )
     model_config["enable_prefix_caching"] = True
     model_config["prefix_caching_hash_algo"] = HASH_ALGORITHM
     if options.xavier_store_decode:
@@ -62,7 +65,10 @@ def keep_windows(model_config: MutableMapping[str, Any]) -> None:
 
 
 def transfer_config(
-    options: XavierOptions, identity: Identity, local_replicas: int
+    options: XavierOptions,
+    identity: Identity,
+    local_replicas: int,
+    last_words: str | None = None,
 ) -> dict[str, Any]:
     """vLLM's ``kv_transfer_config`` for one replica, plain data only."""
     return EngineSettings(
@@ -72,6 +78,7 @@ def transfer_config(
         tracker_address=identity.supervisor_address,
         listen_host=identity.listen_host,
         local_replicas=local_replicas,
+        last_words=last_words,
     ).transfer_config()
 
 

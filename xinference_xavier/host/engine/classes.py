@@ -18,6 +18,7 @@ from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiMo
 
 from xinference_xavier import budgets
 from xinference_xavier.config import XavierOptions
+from xinference_xavier.engine.last_words import LastWords
 from xinference_xavier.host.engine import arguments
 from xinference_xavier.host.engine.announce import StartingNotice
 from xinference_xavier.host.engine.register import ENGINE
@@ -42,6 +43,7 @@ class SnapshotCacheMixin:
     _identity: Identity | None = None
     _local_replicas: int = 1
     _notice: StartingNotice | None = None
+    _words: LastWords | None = None
 
     def __init__(
         self,
@@ -68,18 +70,32 @@ class SnapshotCacheMixin:
         self._local_replicas = self._on_loop(count_local_replicas(self._who()))
         self._notice = StartingNotice(self._who(), self._xavier, self._loop)
         self._notice.start()
-        try:
+        self._words = LastWords()
+        with self._explaining():
             super().load()  # type: ignore[misc]
-        except BaseException:
-            self._notice.stop()
-            raise
 
     def wait_for_load(self) -> None:
-        try:
+        with self._explaining():
             super().wait_for_load()  # type: ignore[misc]
-        finally:
-            if self._notice is not None:
-                self._notice.stop()
+        self._close_start()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A failure of the body ends the start, with the failing rank's own sentence if any."""
+        try:
+            yield
+        except BaseException as error:
+            words = self._words.read() if self._words is not None else ""
+            self._close_start()
+            if words:
+                raise ValueError(words) from error
+            raise
+
+    def _close_start(self) -> None:
+        if self._notice is not None:
+            self._notice.stop()
+        if self._words is not None:
+            self._words.close()
 
     def _sanitize_model_config(self, model_config: Any) -> Any:
         chosen_share = (model_config or {}).get("gpu_memory_utilization") is not None
@@ -90,7 +106,8 @@ class SnapshotCacheMixin:
         arguments.set_single_rank_on_cpu(sanitized)
         with _as_value_error():
             arguments.reserve_on_device(sanitized, options, chosen_share)
-        arguments.set_engine_arguments(sanitized, options, self._who(), self._local_replicas)
+        words = None if self._words is None else str(self._words.path)
+        arguments.set_engine_arguments(sanitized, options, self._who(), self._local_replicas, words)
         logger.info("%s keeps snapshots: %s", self.model_uid, arguments.describe(sanitized))
         return sanitized
 
