@@ -13,6 +13,8 @@ class Counters:
 
     stored_gpu: int = 0
     stored_cpu: int = 0
+    #: Blocks that arrived from a peer.
+    fetched: int = 0
     demotions: int = 0
     promotions: int = 0
     #: Copies made for a move whose source was pinned or cleared meanwhile.

@@ -7,12 +7,20 @@ the step's lookups have been redeemed, so a HIT is a promise that holds for its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from xinference_xavier.policy.keymap import KeyMap
 from xinference_xavier.policy.order import LRUOrder, OrderFactory
-from xinference_xavier.policy.tier import LEAVING, READY, WRITING, RowState, TierRows, check
+from xinference_xavier.policy.tier import (
+    FETCHING,
+    LEAVING,
+    READY,
+    WRITING,
+    RowState,
+    TierRows,
+    check,
+)
 from xinference_xavier.types import NOWHERE, host_location, row_of
 
 
@@ -32,6 +40,12 @@ class SnapshotIndex:
         self.gpu = TierRows(gpu_rows, order)
         self.cpu = TierRows(cpu_rows, order)
         self._where = KeyMap(gpu_rows + cpu_rows)
+        #: Told of each key that became readable (True) or was forgotten (False), and of a clear:
+        #: what peers know of this replica follows from it.
+        self.on_change: Callable[[bytes, bool], None] = _ignore_change
+        self.on_clear: Callable[[], None] = _ignore_clear
+        #: Whether a row that is still being fetched is a HIT: its load waits for the bytes.
+        self.hit_while_fetching = False
 
     def __len__(self) -> int:
         return len(self._where)
@@ -57,7 +71,9 @@ class SnapshotIndex:
         if location is None:
             return Found.MISS
         state = self.gpu.state[location] if location >= 0 else self.cpu.state[~location]
-        return Found.PENDING if state == WRITING else Found.HIT
+        if state == WRITING or (state == FETCHING and not self.hit_while_fetching):
+            return Found.PENDING
+        return Found.HIT
 
     def split(self, keys: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
         """Keys that are not here, and keys that are, both in order and once."""
@@ -68,13 +84,15 @@ class SnapshotIndex:
             (known if key in shards[hash(key) % count] else missing).append(key)
         return missing, known
 
-    def reserve(self, tier: TierRows, keys: Sequence[bytes], mark: int) -> list[int]:
+    def reserve(
+        self, tier: TierRows, keys: Sequence[bytes], mark: int, state: int = WRITING
+    ) -> list[int]:
         """Take a free row of ``tier`` for each new key; returns their locations.
 
         ``tier`` must have that many free rows.
         """
         rows = tier.take(len(keys))
-        tier.reserve(rows, keys, WRITING, mark)
+        tier.reserve(rows, keys, state, mark)
         locations = rows if tier is self.gpu else [host_location(row) for row in rows]
         self._where.update(keys, locations)
         return locations
@@ -88,6 +106,7 @@ class SnapshotIndex:
         key, shards = tier.key[row], self._where.shards
         del shards[hash(key) % len(shards)][key]
         tier.drop(row)
+        self.on_change(key, False)
 
     def pin(self, keys: Sequence[bytes]) -> list[int]:
         """Pin each readable key's row; ``NOWHERE`` in the place of any other key."""
@@ -120,6 +139,7 @@ class SnapshotIndex:
         if location is None:
             return
         self.rows_at(location).remove(row_of(location))
+        self.on_change(key, False)
 
     def clear(self) -> int:
         """Forget every key; returns how many there were."""
@@ -127,13 +147,14 @@ class SnapshotIndex:
         self._where.clear()
         self.gpu.clear()
         self.cpu.clear()
+        self.on_clear()
         return count
 
     def validate(self) -> None:
         """Raise ``IntegrityError`` unless index and rows agree. Walks everything: for tests."""
         self.gpu.validate("gpu")
         self.cpu.validate("cpu")
-        holding = (WRITING, READY, LEAVING)
+        holding = (WRITING, READY, LEAVING, FETCHING)
         for key, location in self._where.items():
             tier, row = self.rows_at(location), row_of(location)
             check(tier.key[row] == key, f"{key.hex()} is not what row {location} holds")
@@ -143,3 +164,11 @@ class SnapshotIndex:
             )
         rows = sum(tier.counts[state] for tier in (self.gpu, self.cpu) for state in holding)
         check(len(self._where) == rows, f"{len(self._where)} keys, {rows} rows that hold one")
+
+
+def _ignore_change(key: bytes, readable: bool) -> None:
+    """Nobody wants to know."""
+
+
+def _ignore_clear() -> None:
+    """Nobody wants to know."""

@@ -1,8 +1,8 @@
 """What is admitted, read and evicted: plans first, commits when copies succeeded.
 
-Covers stores, loads, requests' ends and clearing. What changes tier is decided in ``moves``. Does
-not cover copying, ranks or requests' life (``engine``). Runs on vLLM's scheduler thread, between a
-step's lookups and the next step's.
+Covers stores, loads, requests' ends and clearing. What changes tier is decided in ``moves``, what
+becomes of fetched rows in ``fetches``. Does not cover copying, ranks or requests' life
+(``engine``). Runs on vLLM's scheduler thread, between a step's lookups and the next step's.
 
 Two-phase everywhere: a plan reserves rows and changes no snapshot; a commit publishes them, or
 gives them back and leaves every snapshot as it was.
@@ -15,12 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from xinference_xavier.policy.counters import Counters
+from xinference_xavier.policy.fetches import Fetches
 from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.keys import group_of, tails_first
 from xinference_xavier.policy.moves import Mover, default_low_water
 from xinference_xavier.policy.order import NO_ROW
-from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
-from xinference_xavier.policy.tier import WRITING, TierRows
+from xinference_xavier.policy.plans import FetchPlan, LoadPlan, MovePlan, StorePlan
+from xinference_xavier.policy.tier import FETCHING, WRITING, TierRows
 from xinference_xavier.types import SkipReason
 
 __all__ = ["Planner", "default_low_water", "group_of"]
@@ -49,6 +50,7 @@ class Planner:
         self.index = index
         self.counters = Counters()
         self.moves = Mover(index, self.counters, low_water)
+        self.fetches = Fetches(index, self.counters)
         self._window_groups = frozenset(window_groups)
         self._touches: deque[tuple[Iterator[bytes], int]] = deque(maxlen=RETIRED_REQUESTS)
 
@@ -68,24 +70,29 @@ class Planner:
             offered = len(wanted)
             wanted = [key for key in wanted if group_of(key) not in broken]
             self.counters.skip(SkipReason.PREFIX_NOT_STORED, offered - len(wanted))
-        plan = StorePlan()
-        gpu, cpu = self.index.gpu, self.index.cpu
-        own, reason = frozenset(known), None
+        keys, locations, reason = self.reserve(wanted, mark, frozenset(known))
+        self._skip(wanted[len(keys) :], reason, broken)
+        return StorePlan(keys, locations)
+
+    def reserve(
+        self, wanted: Sequence[bytes], mark: int, own: Collection[bytes], state: int = WRITING
+    ) -> tuple[list[bytes], list[int], SkipReason | None]:
+        """Rows in ``state`` for as many of ``wanted`` as find one: free GPU rows, then CPU rows.
+
+        Returns the keys, their locations, and why it stopped short. Request ``mark``'s ``own``
+        keys make no room.
+        """
+        gpu, cpu, reason = self.index.gpu, self.index.cpu, None
         if not cpu.rows:
             reason = self._evict(gpu, len(wanted), mark, own)
         split = min(gpu.free, len(wanted))
-        self._reserve(plan, gpu, wanted[:split], mark)
+        locations = self.index.reserve(gpu, wanted[:split], mark, state)
         if split < len(wanted) and cpu.rows:
             reason = self._evict(cpu, len(wanted) - split, mark, own)
             end = split + min(cpu.free, len(wanted) - split)
-            self._reserve(plan, cpu, wanted[split:end], mark)
+            locations += self.index.reserve(cpu, wanted[split:end], mark, state)
             split = end
-        self._skip(wanted[split:], reason, broken)
-        return plan
-
-    def _reserve(self, plan: StorePlan, tier: TierRows, keys: Sequence[bytes], mark: int) -> None:
-        plan.locations += self.index.reserve(tier, keys, mark)
-        plan.keys += keys
+        return list(wanted[:split]), locations, reason
 
     def _evict(
         self, tier: TierRows, need: int, mark: int, own: Collection[bytes]
@@ -131,6 +138,7 @@ class Planner:
                 tier.abandon(row)
             elif ok:
                 tier.publish(row)
+                self.index.on_change(plan.keys[position], True)
                 gpu += location >= 0
             else:
                 self.index.remove(plan.keys[position])
@@ -145,7 +153,8 @@ class Planner:
 
     def pin_for_load(self, keys: Sequence[bytes], mark: int) -> LoadPlan:
         """Pin what request ``mark`` is about to read. Never raises: a gone key is ``NOWHERE``."""
-        return LoadPlan(mark, list(keys), self.index.pin(keys))
+        locations = self.index.pin(keys)
+        return LoadPlan(mark, list(keys), locations, self.fetches.among(locations))
 
     def finish_load(self, plan: LoadPlan, failed: Collection[int] = ()) -> None:
         """Every rank has answered; ``failed`` are positions no rank should read again.
@@ -161,6 +170,19 @@ class Planner:
         used = [plan.locations[position] for position in tails_first(plan.keys)]
         self.index.unpin(used, plan.mark)
         self.moves.propose(plan, frozenset(failed))
+
+    # -- fetches -----------------------------------------------------------------------------
+
+    def plan_fetch(self, keys: Sequence[bytes], mark: int) -> FetchPlan | None:
+        """Reserve rows for a head of ``keys``, in order, which a peer holds; None without any.
+
+        Under the budgets and the order of any other snapshot; while fetched rows hold more than
+        their share of the tiers, nothing more is fetched.
+        """
+        wanted, _ = self.index.split(keys)
+        wanted = wanted[: self.fetches.room()]
+        keys, locations, _ = self.reserve(wanted, mark, frozenset(), FETCHING)
+        return self.fetches.start(mark, keys, locations) if keys else None
 
     # -- moves -------------------------------------------------------------------------------
 

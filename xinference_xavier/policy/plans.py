@@ -25,6 +25,8 @@ class LoadPlan:
     mark: int
     keys: list[bytes]
     locations: list[int]
+    #: Fetches that must have ended before these rows can be read.
+    waits_for: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -38,6 +40,18 @@ class MovePlan:
 
     def __bool__(self) -> bool:
         return bool(self.keys)
+
+
+@dataclass(slots=True)
+class FetchPlan:
+    """Rows reserved for snapshots of one peer. Pinned until the bytes are there and, if
+    ``held``, until the request that asked for them has loaded them."""
+
+    fetch_id: int
+    mark: int
+    keys: list[bytes]
+    locations: list[int]
+    held: bool = True
 
 
 Plan = StorePlan | LoadPlan | MovePlan

@@ -28,10 +28,12 @@ class RowState(IntEnum):
     ARRIVING = 4
     #: Its key is gone, but a job still reads or writes the row.
     ZOMBIE = 5
+    #: Being read from a peer; loads of it wait for the bytes and hold pins beside the fetch's own.
+    FETCHING = 6
 
 
 #: The states as plain integers: an enum member costs its lookup on every block.
-FREE, WRITING, READY, LEAVING, ARRIVING, ZOMBIE = map(int, RowState)
+FREE, WRITING, READY, LEAVING, ARRIVING, ZOMBIE, FETCHING = map(int, RowState)
 
 
 class TierRows:
@@ -97,6 +99,10 @@ class TierRows:
         self.state[row] = READY
         self.pins[row] = 0
         self.order.add(row, self.key[row])
+
+    def arrived(self, row: int) -> None:
+        """A row being fetched holds its bytes now; the fetch keeps its pin until ``unpin``."""
+        self._set_state(row, READY)
 
     def abandon(self, row: int) -> None:
         """The job that holds the row's last pin is over and nothing is kept."""
@@ -187,7 +193,7 @@ class TierRows:
         ordered = list(self.order)
         check(sorted(ordered) == evictable, f"{name}: the order is not the evictable rows")
         check(len(self.order) == len(ordered), f"{name}: the order miscounts")
-        held = self.rows_in(WRITING, LEAVING, ARRIVING, ZOMBIE)
+        held = self.rows_in(WRITING, LEAVING, ARRIVING, ZOMBIE, FETCHING)
         check(all(self.pins[row] for row in held), f"{name}: a job's row without a pin")
         check(not any(self.pins[row] for row in free), f"{name}: a pin on a free row")
 
