@@ -1,9 +1,10 @@
 """Fault injection for tests: make the n-th copy of a kind raise.
 
-A seam for tests alone, read once when a copier is made from the environment variable
+A seam for tests alone, read once when a copier or a transport is made from the environment variable
 ``XINFERENCE_XAVIER_FAULTS``: a comma-separated list of ``kind:number`` with kind ``store``,
-``load`` or ``move``, counted from 1 per rank, optionally limited to one rank with ``@rankN``, such
-as ``move:1,load:2@rank1``. Unset, there is no ``Faults`` object and copies pay nothing.
+``load``, ``move`` or ``fetch``, counted from 1 per rank, optionally limited to one rank with
+``@rankN``, such as ``move:1,load:2@rank1``. Unset, there is no ``Faults`` object and copies pay
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 
 ENV_FAULTS = "XINFERENCE_XAVIER_FAULTS"
-_ITEM = re.compile(r"(store|load|move):([1-9][0-9]*)(?:@rank([0-9]+))?")
+_ITEM = re.compile(r"(store|load|move|fetch):([1-9][0-9]*)(?:@rank([0-9]+))?")
 
 
 class InjectedFaultError(RuntimeError):
@@ -20,7 +21,7 @@ class InjectedFaultError(RuntimeError):
 
 
 class Faults:
-    """Raises on chosen copies. Used from the one thread that runs the copies."""
+    """Raises on chosen copies. Used from the one thread that runs the copies (or reads)."""
 
     def __init__(self, planned: frozenset[tuple[str, int]]) -> None:
         """``planned``: pairs of kind and number, counted from 1."""
@@ -46,7 +47,7 @@ class Faults:
             if match is None:
                 raise ValueError(
                     f"{ENV_FAULTS}: {item.strip()!r} is not kind:number or kind:number@rankN "
-                    "with kind store, load or move; correct or unset it"
+                    "with kind store, load, move or fetch; correct or unset it"
                 )
             kind, number, only_rank = match.groups()
             if only_rank is None or int(only_rank) == rank:
