@@ -1,15 +1,41 @@
-"""What the launch decided, as it reaches an engine: one dictionary in the connector's config."""
+"""What the launch decided, as it reaches an engine: one dictionary in the connector's config.
+
+The cluster's secret goes beside it, through the environment: vLLM and Xinference log the
+dictionary.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from xinference_xavier.config import XavierOptions
 
 #: Key of our dictionary in ``kv_connector_extra_config``.
 EXTRA_KEY = "xavier"
+
+#: Environment variable of a model process and its children: the cluster's secret in hex.
+SECRET_VARIABLE = "XINFERENCE_XAVIER_SECRET"
+
+
+def cluster_secret() -> bytes | None:
+    """The secret all replicas of this cluster share, or None without one. Never to be logged.
+
+    Raises:
+        ValueError: the variable does not hold hex digits.
+    """
+    digits = os.environ.get(SECRET_VARIABLE)
+    return bytes.fromhex(digits) if digits else None
+
+
+def pass_secret(secret: bytes | None) -> None:
+    """Give ``cluster_secret`` of this process and of those it starts its answer."""
+    if secret is None:
+        os.environ.pop(SECRET_VARIABLE, None)
+    else:
+        os.environ[SECRET_VARIABLE] = secret.hex()
 
 
 @dataclass(frozen=True)
@@ -23,6 +49,8 @@ class EngineSettings:
         listen_host: the interface other processes reach this replica on.
         local_replicas: replicas that share this machine's memory.
         last_words: file for the reason why the engine does not start.
+        adapters: digest of each LoRA adapter's content, by its name.
+        share_problem: the sentence why this replica shares with nobody; None lets it share.
     """
 
     options: XavierOptions
@@ -32,13 +60,20 @@ class EngineSettings:
     listen_host: str = "127.0.0.1"
     local_replicas: int = 1
     last_words: str | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    share_problem: str | None = None
+
+    @property
+    def unshared(self) -> str | None:
+        """The sentence why this replica shares with nobody; None if it may."""
+        if self.share_problem is None and self.tracker_address is None:
+            return "This replica runs without a cluster"
+        return self.share_problem
 
     def transfer_config(self) -> dict[str, Any]:
         """vLLM's ``kv_transfer_config`` for this replica, plain data only."""
         others = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "options"
+            each.name: getattr(self, each.name) for each in fields(self) if each.name != "options"
         }
         return {
             "kv_connector": "XavierGpuConnector",

@@ -7,6 +7,8 @@ process. Does not cover: checking the options (``host/options.py``) or their roo
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 import math
@@ -35,20 +37,12 @@ DEVICE_MARGIN = 0.02
 _SEEDS = 2**32
 
 
-def set_engine_arguments(
-    model_config: MutableMapping[str, Any],
-    options: XavierOptions,
-    identity: Identity,
-    local_replicas: int,
-    last_words: str | None = None,
-) -> None:
+def set_engine_arguments(model_config: MutableMapping[str, Any], settings: EngineSettings) -> None:
     """Make ``model_config``, the arguments of vLLM's engine, use the snapshot cache."""
-    model_config["kv_transfer_config"] = transfer_config(
-        options, identity, local_replicas, last_words
-    )
+    model_config["kv_transfer_config"] = settings.transfer_config()
     model_config["enable_prefix_caching"] = True
     model_config["prefix_caching_hash_algo"] = HASH_ALGORITHM
-    if options.xavier_store_decode:
+    if settings.options.xavier_store_decode:
         keep_windows(model_config)
 
 
@@ -64,22 +58,15 @@ def keep_windows(model_config: MutableMapping[str, Any]) -> None:
         model_config.setdefault(RETENTION, None)
 
 
-def transfer_config(
-    options: XavierOptions,
-    identity: Identity,
-    local_replicas: int,
-    last_words: str | None = None,
-) -> dict[str, Any]:
-    """vLLM's ``kv_transfer_config`` for one replica, plain data only."""
+def settings_of(options: XavierOptions, identity: Identity) -> EngineSettings:
+    """What an engine is told of its launch and its replica; the rest is found out while loading."""
     return EngineSettings(
         options=options,
         model_uid=identity.model_uid,
         replica=identity.replica,
         tracker_address=identity.supervisor_address,
         listen_host=identity.listen_host,
-        local_replicas=local_replicas,
-        last_words=last_words,
-    ).transfer_config()
+    )
 
 
 def set_single_rank_on_cpu(model_config: MutableMapping[str, Any]) -> None:
@@ -129,19 +116,25 @@ def fit_device(
     )
 
 
-def ensure_hash_seed() -> None:
+def ensure_hash_seed(secret: bytes | None) -> None:
     """Give this process and its children one seed for block hashes.
 
-    vLLM derives every key from it. A random one keeps keys from being guessed; one from the
-    user's environment is kept, as other replicas may have been given the same.
+    vLLM derives every key from it. It follows from the cluster's secret, so that all replicas have
+    the same keys and nobody else can guess them; without a secret it is random. One from the
+    user's environment is kept.
     """
     if os.environ.get(SEED_VARIABLE, "random") != "random":
         logger.info("Block hashes use the %s of this environment", SEED_VARIABLE)
         return
-    os.environ[SEED_VARIABLE] = str(secrets.randbelow(_SEEDS))
+    if secret is None:
+        seed = secrets.randbelow(_SEEDS)
+    else:
+        mac = hmac.new(secret, b"block hash seed", hashlib.sha256).digest()
+        seed = int.from_bytes(mac[:4], "big")
+    os.environ[SEED_VARIABLE] = str(seed)
 
 
 def describe(model_config: MutableMapping[str, Any]) -> str:
-    """The connector's arguments on one line, for the log."""
+    """The connector's arguments on one line, for the log. There is no secret among them."""
     extra = model_config["kv_transfer_config"]["kv_connector_extra_config"]
     return json.dumps(extra["xavier"], sort_keys=True)

@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiModel
 
 from xinference_xavier import budgets
 from xinference_xavier.config import XavierOptions
+from xinference_xavier.engine.content import adapter_digests
 from xinference_xavier.engine.last_words import LastWords
+from xinference_xavier.engine.settings import pass_secret
 from xinference_xavier.host.engine import arguments
 from xinference_xavier.host.engine.announce import StartingNotice
 from xinference_xavier.host.engine.register import ENGINE
-from xinference_xavier.host.identity import Identity, count_local_replicas
+from xinference_xavier.host.identity import (
+    Identity,
+    cluster_secret,
+    count_local_replicas,
+    sharing_problem,
+)
 from xinference_xavier.host.options import check_payload, vllm_problem
 from xinference_xavier.types import OptionError
 
@@ -38,10 +47,13 @@ class SnapshotCacheMixin:
 
     model_uid: str
     rep_id: int
+    lora_modules: list[Any] | None
     _loop: asyncio.AbstractEventLoop | None
     _xavier: dict[str, Any] | None = None
     _identity: Identity | None = None
     _local_replicas: int = 1
+    _share_problem: str | None = None
+    _adapters: Mapping[str, str] = MappingProxyType({})
     _notice: StartingNotice | None = None
     _words: LastWords | None = None
 
@@ -66,13 +78,22 @@ class SnapshotCacheMixin:
             super().load()  # type: ignore[misc]
             return
         self._check_vllm()
-        arguments.ensure_hash_seed()
+        self._prepare_sharing(XavierOptions(**self._xavier))
         self._local_replicas = self._on_loop(count_local_replicas(self._who()))
         self._notice = StartingNotice(self._who(), self._xavier, self._loop)
         self._notice.start()
         self._words = LastWords()
         with self._explaining():
             super().load()  # type: ignore[misc]
+
+    def _prepare_sharing(self, options: XavierOptions) -> None:
+        """What this replica must have in common with others, and why it shares with none."""
+        secret = self._on_loop(cluster_secret(self._who()))
+        pass_secret(secret)
+        arguments.ensure_hash_seed(secret)
+        self._share_problem = sharing_problem(options.xavier_share, self._who(), secret)
+        adapters = [(lora.lora_name, lora.local_path) for lora in self.lora_modules or []]
+        self._adapters = adapter_digests(adapters)
 
     def wait_for_load(self) -> None:
         with self._explaining():
@@ -106,8 +127,14 @@ class SnapshotCacheMixin:
         arguments.set_single_rank_on_cpu(sanitized)
         with _as_value_error():
             arguments.reserve_on_device(sanitized, options, chosen_share)
-        words = None if self._words is None else str(self._words.path)
-        arguments.set_engine_arguments(sanitized, options, self._who(), self._local_replicas, words)
+        settings = replace(
+            arguments.settings_of(options, self._who()),
+            local_replicas=self._local_replicas,
+            last_words=None if self._words is None else str(self._words.path),
+            adapters=dict(self._adapters),
+            share_problem=self._share_problem,
+        )
+        arguments.set_engine_arguments(sanitized, settings)
         logger.info("%s keeps snapshots: %s", self.model_uid, arguments.describe(sanitized))
         return sanitized
 
