@@ -56,5 +56,9 @@ class CapacityError(XavierError):
     """A budget does not hold what it must hold."""
 
 
+class TransferError(XavierError):
+    """Rows of a peer could not be read."""
+
+
 class IntegrityError(XavierError):
     """An invariant of the index does not hold; raised by ``validate`` only."""
