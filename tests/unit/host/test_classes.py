@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
 import subprocess
@@ -17,7 +18,11 @@ pytest.importorskip("vllm")
 
 from xinference.model.llm import llm_family
 from xinference.model.llm.vllm.core import VLLMChatModel, VLLMModel, VLLMMultiModel
+from xinference.types import LoRA
 
+from xinference_xavier.engine import settings
+from xinference_xavier.engine.content import adapter_digests
+from xinference_xavier.engine.settings import EngineSettings
 from xinference_xavier.host.engine.classes import (
     REPLACEMENTS,
     XavierVLLMChatModel,
@@ -144,6 +149,44 @@ def test_an_engine_that_fails_is_explained_by_its_own_words(
     with pytest.raises((ValueError, RuntimeError), match=sentence or "Engine core"):
         model.wait_for_load()
     assert not model._words.path.exists()
+
+
+def test_loading_finds_out_what_sharing_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secret in the environment, adapters and the reason in the settings."""
+    secret, told = b"s" * 32, {}
+
+    async def cluster_secret(identity: Identity) -> bytes:
+        told["asked"] = identity
+        return secret
+
+    def load(self: Any) -> None:
+        config = sanitize(self)["kv_transfer_config"]
+        told["settings"] = EngineSettings.from_extra(config["kv_connector_extra_config"])
+        told["secret"] = settings.cluster_secret()
+        told["config"] = json.dumps(config)
+
+    for name in ("PYTHONHASHSEED", "XINFERENCE_XAVIER_SECRET", "XOSCAR_AUTH_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("xinference_xavier.host.engine.classes.cluster_secret", cluster_secret)
+    monkeypatch.setattr(VLLMModel, "load", load)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"1234")
+    model = build(XavierVLLMModel, tmp_path, {**LAUNCH, **SWITCH})
+    model.lora_modules = [LoRA("sql", str(adapter))]
+    who = Identity("m", 1, None, "10.0.0.2:9001")
+    model.set_identity(who)
+    model.load()
+    model._close_start()
+    assert told["asked"] == who
+    assert told["secret"] == secret
+    assert secret.hex() not in told["config"]
+    assert told["settings"].adapters == adapter_digests([("sql", str(adapter))])
+    assert "XOSCAR_AUTH_KEY" in told["settings"].share_problem
+    assert os.environ["PYTHONHASHSEED"].isdigit()
 
 
 def test_host_tier_above_the_locked_memory_limit_is_refused(

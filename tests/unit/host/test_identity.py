@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import types
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import xoscar as xo
 
+from xinference_xavier.actors.tracker import TRACKER_UID, TrackerActor
 from xinference_xavier.host import identity
-from xinference_xavier.host.identity import Identity, local_replicas
+from xinference_xavier.host.identity import Identity, local_replicas, sharing_problem
 
 pytest.importorskip("xinference")
 
@@ -70,17 +75,123 @@ def test_supervisor_uid_is_the_hosts() -> None:
     assert SupervisorActor.default_uid() == identity.SUPERVISOR_UID
 
 
+#: Supervisor, worker, where a replica listens without a key, and where with one.
+PLACES = [
+    (None, None, "127.0.0.1", "127.0.0.1"),
+    (None, "10.0.0.2:9", "10.0.0.2", "10.0.0.2"),
+    ("127.0.0.1:8", "127.0.0.1:9", "127.0.0.1", "127.0.0.1"),
+    ("127.0.0.1:8", "127.0.0.3:9", "127.0.0.3", "127.0.0.3"),
+    ("10.0.0.1:8", "127.0.0.1:9", "127.0.0.1", "127.0.0.1"),
+    # All on one machine, which other machines reach: `xinference-local --host 10.0.0.1`.
+    ("10.0.0.1:8", "10.0.0.1:9", "127.0.0.1", "10.0.0.1"),
+    ("gpu-3.lan:8", "gpu-3.lan:9", "127.0.0.1", "gpu-3.lan"),
+    ("10.0.0.1:8", "10.0.0.2:9", "10.0.0.2", "10.0.0.2"),
+    ("ucx://10.0.0.1:8", "ucx://10.0.0.2:9", "10.0.0.2", "10.0.0.2"),
+    # `xinference-local --host 0.0.0.0`: nobody can be told such an address.
+    ("0.0.0.0:8", "0.0.0.0:9", "127.0.0.1", "127.0.0.1"),
+    (":::8", ":::9", "127.0.0.1", "127.0.0.1"),
+    ("127.0.0.1:8", "0.0.0.0:9", "127.0.0.1", "127.0.0.1"),
+    # A supervisor that is reached under this address is on this machine.
+    ("0.0.0.0:8", "10.0.0.2:9", "127.0.0.1", "10.0.0.2"),
+]
+
+
+@pytest.mark.parametrize(("supervisor", "worker", "unsigned", "signed"), PLACES)
+def test_where_a_replica_listens(
+    supervisor: str | None,
+    worker: str | None,
+    unsigned: str,
+    signed: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    identity = Identity("m", 0, supervisor, worker)
+    monkeypatch.delenv("XOSCAR_AUTH_KEY", raising=False)
+    assert identity.listen_host == unsigned
+    monkeypatch.setenv("XOSCAR_AUTH_KEY", "")  # as xoscar sees it, this is no key
+    assert identity.listen_host == unsigned
+    monkeypatch.setenv("XOSCAR_AUTH_KEY", "k")
+    assert identity.listen_host == signed
+
+
+def test_a_worker_on_all_interfaces_takes_the_one_to_its_supervisor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("xinference_xavier.actors.hosts.interface_towards", {"s": "10.0.0.7"}.get)
+    assert Identity("m", 0, "s:8", "0.0.0.0:9").listen_host == "10.0.0.7"
+
+
+SECRET = b"s" * 32
+
+
 @pytest.mark.parametrize(
-    ("address", "host"),
+    ("share", "worker", "secret", "key", "words"),
     [
-        ("127.0.0.1:9", "127.0.0.1"),
-        ("gpu-3.lan:9", "gpu-3.lan"),
-        ("ucx://10.0.0.2:9", "10.0.0.2"),
-        (None, "127.0.0.1"),
+        ("model", "127.0.0.1:9", SECRET, "", None),
+        ("cluster", "10.0.0.1:9", SECRET, "", None),
+        ("model", "10.0.0.2:9", SECRET, "k", None),
+        ("model", "10.0.0.2:9", SECRET, "", "listens on 10.0.0.2.* set XOSCAR_AUTH_KEY"),
+        ("off", "127.0.0.1:9", SECRET, "k", "xavier_share=off"),
+        ("model", "127.0.0.1:9", None, "k", "No tracker at 10.0.0.1:8 .* install"),
     ],
 )
-def test_listen_host_is_the_workers(address: str | None, host: str) -> None:
-    assert Identity("m", 0, None, address).listen_host == host
+def test_why_a_replica_does_not_share(
+    share: str,
+    worker: str,
+    secret: bytes | None,
+    key: str,
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XOSCAR_AUTH_KEY", key)
+    problem = sharing_problem(share, Identity("m", 0, "10.0.0.1:8", worker), secret)
+    if words is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert re.search(words, problem)
+        assert "s" * 32 not in problem
+
+
+@pytest.fixture
+async def supervisor() -> AsyncIterator[Any]:
+    pool = await xo.create_actor_pool("127.0.0.1:0", n_process=0)
+    yield pool
+    await pool.stop()
+
+
+async def test_a_cluster_has_one_secret(supervisor: Any) -> None:
+    address = supervisor.external_address
+    tracker = await xo.create_actor(TrackerActor, uid=TRACKER_UID, address=address)
+    secrets = [await identity.cluster_secret(Identity("m", n, address)) for n in range(2)]
+    assert secrets[0] == secrets[1] == await tracker.secret()
+    assert secrets[0] is not None
+    assert len(secrets[0]) == 32
+
+
+async def test_a_supervisor_without_tracker_has_none(supervisor: Any) -> None:
+    assert await identity.cluster_secret(Identity("m", 0, supervisor.external_address)) is None
+    assert await identity.cluster_secret(Identity("m", 0, None)) is None
+
+
+class SilentTracker(xo.StatelessActor):
+    async def secret(self, offered: bytes | None = None) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+
+@pytest.mark.parametrize("gone", ["silent", "unreachable"])
+async def test_a_tracker_that_does_not_answer_is_not_waited_for(
+    supervisor: Any, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(identity, "ASK_SECONDS", 0.2)
+    address = supervisor.external_address
+    if gone == "silent":
+        await xo.create_actor(SilentTracker, uid=TRACKER_UID, address=address)
+    else:
+        await supervisor.stop()
+    found = await asyncio.wait_for(identity.cluster_secret(Identity("m", 0, address)), 30)
+    assert found is None
+    assert "m shares its snapshots with nobody" in caplog.text
 
 
 def instance(replica: int, *workers: str) -> list[dict[str, Any]]:
