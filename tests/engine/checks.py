@@ -101,15 +101,15 @@ def check_receipts(replica: Replica) -> None:
     """Receipts add up, say what vLLM really did, and totals are their sums."""
     receipts = replica.manager.receipts
     for receipt in receipts.recent:
-        parts = (receipt.engine, receipt.gpu, receipt.cpu, receipt.computed)
+        parts = (receipt.engine, receipt.gpu, receipt.cpu, receipt.peer, receipt.computed)
         assert sum(parts) == receipt.prompt, receipt
         assert min(parts) >= 0, receipt
         cached = replica.asked[receipt.request_id].cached
         if cached is not None:
             assert receipt.computed == max(1, receipt.prompt - cached), (receipt, cached)
     totals = receipts.totals
-    sources = (totals.tokens_engine, totals.tokens_gpu, totals.tokens_cpu, totals.tokens_computed)
-    assert sum(sources) == totals.tokens_prompt
+    sources = ("engine", "gpu", "cpu", "peer", "computed")
+    assert sum(getattr(totals, f"tokens_{name}") for name in sources) == totals.tokens_prompt
     assert totals.requests == sum(asked.cached is not None for asked in replica.asked.values())
 
 
@@ -119,6 +119,7 @@ def check_rest(replica: Replica) -> None:
     manager = replica.manager
     assert len(manager.ledger) == 0
     assert not manager.requests
+    assert manager.planner.fetches.flying == 0
     for tier in (manager.index.gpu, manager.index.cpu):
         assert not any(tier.pins)
         assert tier.free + tier.snapshots == tier.rows

@@ -46,6 +46,8 @@ class Gate:
 class GatedCopier:
     """Implements ``Copier``."""
 
+    any_thread = False
+
     def __init__(self, inner: Copier) -> None:
         self.inner: Any = inner
         self.gate = Gate()
@@ -79,6 +81,9 @@ class GatedCopier:
     def wait(self, job_ids: Collection[int]) -> None:
         while any(job.job_id in job_ids for job in self.waiting):
             self._execute(self.waiting.popleft())
+
+    def forget(self, locations: np.ndarray) -> None:
+        self.inner.forget(locations)
 
     def close(self) -> None:
         self.inner.close()

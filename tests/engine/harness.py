@@ -51,9 +51,13 @@ from xinference_xavier.storage import copier as copier_module
 class SilentBridge:
     """Stands in for the actor pool, which has tests of its own and takes 50 ms to start."""
 
+    sharing = None
+
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def start(self) -> None: ...
+
+    def announce(self, *args: Any) -> None: ...
 
     def close(self) -> None: ...
 
@@ -131,7 +135,8 @@ class Replica:
         hash_fn = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(hash_block_size, hash_fn)
-        with mock.patch.object(connector_module, "Bridge", SilentBridge):
+        bridge = SilentBridge if shape.tracker is None else connector_module.Bridge
+        with mock.patch.object(connector_module, "Bridge", bridge):
             self.scheduler = self.config.scheduler_config.get_scheduler_cls()(
                 vllm_config=self.config,
                 kv_cache_config=self.kv_config,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Shape:
     batch_tokens: int = 32
     max_model_len: int = 96
     overlapped: bool = False
+    #: Which replica of which cluster (address of the tracker), and its options' differences.
+    replica: int = 0
+    tracker: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def ranks(self) -> int:
@@ -104,7 +109,9 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         xavier_gpu_budget=shape.gpu_rows * shape.row_bytes * shape.ranks,
         xavier_cpu_budget=shape.cpu_rows * shape.row_bytes * shape.ranks,
         xavier_self_check=1.0,
+        **shape.options,
     )
+    settings = EngineSettings(options, "m", shape.replica, shape.tracker)
     engine: dict[str, Any] = {}
     if hasattr(EngineArgs, "prefix_cache_retention_interval"):
         # Later versions keep a sliding window's blocks at the end of the prompt only, by default.
@@ -123,7 +130,7 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         num_gpu_blocks_override=shape.blocks,
         prefix_caching_hash_algo="sha256_cbor",
         disable_hybrid_kv_cache_manager=False,
-        kv_transfer_config=EngineSettings(options).transfer_config(),
+        kv_transfer_config=settings.transfer_config(),
         **engine,
     ).create_engine_config()
     config.parallel_config.rank = rank

@@ -1,9 +1,9 @@
 """A replica's link to the cluster: an actor pool on a thread of a busy process.
 
-Covers: the thread, its event loop, the pool with the ``ReplicaActor``, and the heartbeat. Does
-not cover: what the statistics hold. Started by the scheduler side of the connector in vLLM's
-EngineCore process; nothing here ever makes the calling thread wait, except ``close``, which
-waits a bounded time.
+Covers: the thread, its event loop, the pool with the ``ReplicaActor``, the heartbeat, and starting
+to share. Does not cover: what the statistics hold, and sharing itself (``sharing.py``). Started by
+the scheduler side of the connector in vLLM's EngineCore process; nothing here ever makes the
+calling thread wait, except ``close``, which waits a bounded time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import xoscar as xo
 from xinference_xavier.threads import leave_inherited_core
 
 from .heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from .registry import ReplicaEntry
+from .registry import ReplicaEntry, ShareEntry
 from .replica import REPLICA_UID, ReplicaActor, StatsCallable
+from .sharing import ShareSetup, Sharing
+from .tracker import HeartbeatReply
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,19 @@ class Bridge:
         tracker_address: str | None,
         stats: StatsCallable,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        secret: bytes | None = None,
     ) -> None:
         self._identity = dict(identity)
         self._listen_host = listen_host
         self._tracker_address = tracker_address
         self._stats = stats
         self._heartbeat_seconds = heartbeat_seconds
+        self._secret = secret
+        self._heartbeat: Heartbeat | None = None
+        self._share_entry: ShareEntry | None = None
+        self._setup: ShareSetup | None = None
+        self._sharing: Sharing | None = None
+        self._shares: asyncio.Future[None] | None = None
         self._started = time.time()
         self._address: str | None = None
         self._lock = threading.Lock()
@@ -67,6 +76,20 @@ class Bridge:
     def start(self) -> None:
         """Start the thread and return at once; failures are logged there."""
         self._thread.start()
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """The replica among its peers; None until it shares."""
+        return self._sharing
+
+    def announce(self, entry: ShareEntry, setup: ShareSetup | None) -> None:
+        """How this replica shares, once its ranks have reported; without ``setup`` it does not,
+        and ``entry`` says why. Any thread; returns at once."""
+        with self._lock:
+            self._share_entry, self._setup = entry, setup
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                    self._loop.call_soon_threadsafe(self._share)
 
     def close(self, timeout_seconds: float = 1.0) -> None:
         """Stop the pool and the thread; harmless when repeated or never started.
@@ -105,11 +128,17 @@ class Bridge:
         )
         try:
             await xo.create_actor(
-                ReplicaActor, self._stats, uid=REPLICA_UID, address=pool.external_address
+                ReplicaActor,
+                self._stats,
+                lambda: self._sharing,
+                uid=REPLICA_UID,
+                address=pool.external_address,
             )
             self._address = pool.external_address
             await self._beat_until_stopped()
         finally:
+            if self._shares is not None:
+                self._shares.cancel()
             await pool.stop()
 
     async def _beat_until_stopped(self) -> None:
@@ -117,13 +146,32 @@ class Bridge:
         if self._tracker_address is None:
             await self._stop.wait()
             return
-        heartbeat = Heartbeat(self._tracker_address, self._entry, self._heartbeat_seconds)
+        heartbeat = self._heartbeat = Heartbeat(
+            self._tracker_address, self._entry, self._heartbeat_seconds, self._secret, self._hear
+        )
+        self._share()
         beating = asyncio.ensure_future(heartbeat.run())
         try:
             await self._stop.wait()
         finally:
             beating.cancel()
             await heartbeat.forget()
+
+    def _share(self) -> None:
+        """Begin to share, once both the pool and the engine are ready. On the loop."""
+        if self._sharing is None and self._setup is not None and self._heartbeat is not None:
+            self._sharing = Sharing(self._setup, self._heartbeat)
+            self._shares = asyncio.ensure_future(self._run_sharing(self._sharing))
+
+    async def _run_sharing(self, sharing: Sharing) -> None:
+        try:
+            await sharing.run()
+        except Exception:
+            logger.warning("This replica shares with nobody any more", exc_info=True)
+
+    def _hear(self, reply: HeartbeatReply) -> None:
+        if self._sharing is not None:
+            self._sharing.hear_heartbeat(reply)
 
     def _entry(self) -> ReplicaEntry:
         return ReplicaEntry(
@@ -135,6 +183,7 @@ class Bridge:
             started=self._started,
             options=self._identity.get("options", {}),
             stats=self._read_stats(),
+            share=self._share_entry,
         )
 
     def _read_stats(self) -> dict[str, Any] | None:

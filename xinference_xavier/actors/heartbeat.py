@@ -15,7 +15,7 @@ from collections.abc import Callable
 import xoscar as xo
 
 from .registry import ReplicaEntry
-from .tracker import TrackerActor, find_tracker, get_or_create_tracker
+from .tracker import HeartbeatReply, TrackerActor, find_tracker, get_or_create_tracker
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +31,33 @@ class NoTrackerError(RuntimeError):
 
 
 class Heartbeat:
-    """Sends ``entry()`` to the tracker at ``tracker_address`` until cancelled."""
+    """Sends ``entry()`` to the tracker at ``tracker_address`` until cancelled.
+
+    ``secret`` is the cluster's, offered to a tracker that came back empty. ``hear`` gets each
+    reply; whatever it raises counts as a failed heartbeat.
+    """
 
     def __init__(
         self,
         tracker_address: str,
         entry: Callable[[], ReplicaEntry],
         interval_seconds: float = HEARTBEAT_SECONDS,
+        secret: bytes | None = None,
+        hear: Callable[[HeartbeatReply], None] = lambda reply: None,
     ) -> None:
         self._tracker_address = tracker_address
+        self._secret = secret
+        self._hear = hear
         self._entry = entry
         self._interval_seconds = interval_seconds
         self._tracker: xo.ActorRefType[TrackerActor] | None = None
         self._had_tracker = False
         self._failing = False
+
+    @property
+    def tracker(self) -> xo.ActorRefType[TrackerActor] | None:
+        """The tracker, while it answers."""
+        return self._tracker
 
     async def run(self) -> None:
         """Beat until cancelled; failures are logged and never raised."""
@@ -65,7 +78,8 @@ class Heartbeat:
         try:
             if self._tracker is None:
                 self._tracker = await xo.wait_for(self._reach(), CALL_SECONDS)
-            await xo.wait_for(self._tracker.heartbeat(self._entry()), CALL_SECONDS)
+            beat = self._tracker.heartbeat(self._entry())
+            self._hear(await xo.wait_for(beat, CALL_SECONDS))
         except Exception as error:
             self._tracker = None
             self._log_failure(error)
@@ -81,6 +95,8 @@ class Heartbeat:
         if tracker is None:
             raise NoTrackerError("xinference-xavier is not installed there, or switched off")
         self._had_tracker = True
+        if self._secret is not None:
+            await tracker.secret(self._secret)
         return tracker
 
     def _log_failure(self, error: Exception) -> None:

@@ -14,6 +14,30 @@ from typing import Any, TypedDict
 EXPIRE_SECONDS = 30.0
 
 
+class ShareEntry(TypedDict):
+    """What decides with whom a replica shares."""
+
+    #: Names the process; a restarted replica is another member.
+    member: str
+    #: Members of one scope share; None: with nobody, and ``problem`` says why.
+    scope: str | None
+    problem: str | None
+    #: The fields of the namespace, to say which one differs.
+    namespace: dict[str, str]
+    #: Where a loopback address means the same.
+    machine: str
+
+
+class PeerEntry(TypedDict):
+    """One replica to another."""
+
+    member: str
+    model_uid: str
+    replica: int
+    address: str
+    machine: str
+
+
 class ReplicaEntry(TypedDict):
     """What a replica says about itself in each heartbeat."""
 
@@ -30,6 +54,8 @@ class ReplicaEntry(TypedDict):
     options: dict[str, Any]
     #: The engine's statistics, or None before the first.
     stats: dict[str, Any] | None
+    #: How it shares; None while it starts.
+    share: ShareEntry | None
 
 
 @dataclass
@@ -78,5 +104,42 @@ class ReplicaRegistry:
             if model_uid is None or uid == model_uid
         ]
 
+    def peers(self, entry: ReplicaEntry, now: float) -> list[PeerEntry]:
+        """The living replicas that ``entry`` shares with."""
+        own = entry["share"]
+        if own is None or own["scope"] is None:
+            return []
+        found = []
+        for record in self._records.values():
+            other, share = record.entry, record.entry["share"]
+            if share is None or not other["address"] or not self._alive(record, now):
+                continue
+            if share["scope"] == own["scope"] and share["member"] != own["member"]:
+                found.append(_as_peer(other, share, other["address"]))
+        return found
+
+    def entry_of(self, member: str, now: float) -> ReplicaEntry | None:
+        """The living replica of this name."""
+        for record in self._records.values():
+            share = record.entry["share"]
+            if share is not None and share["member"] == member and self._alive(record, now):
+                return record.entry
+        return None
+
+    def members(self, now: float) -> set[str]:
+        """All living members."""
+        shares = (r.entry["share"] for r in self._records.values() if self._alive(r, now))
+        return {share["member"] for share in shares if share is not None}
+
     def _alive(self, record: _Record, now: float) -> bool:
         return now - record.heard_seconds < self._expire_seconds
+
+
+def _as_peer(entry: ReplicaEntry, share: ShareEntry, address: str) -> PeerEntry:
+    return PeerEntry(
+        member=share["member"],
+        model_uid=entry["model_uid"],
+        replica=entry["replica"],
+        address=address,
+        machine=share["machine"],
+    )

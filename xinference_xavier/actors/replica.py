@@ -1,13 +1,15 @@
-"""One replica's face to the cluster: statistics on request.
+"""One replica's face to the cluster: statistics for the API, leases for its peers.
 
 Covers: the actor. Does not cover: its pool and its heartbeats (``bridge.py``), what the
-statistics hold (the engine layer). Runs on the bridge's event loop in vLLM's EngineCore process.
+statistics hold (the engine layer), the rules of leases (``policy/leases.py``). Runs on the
+bridge's event loop in vLLM's EngineCore process; nothing here waits for the scheduler thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import hmac
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import xoscar as xo
 
@@ -16,16 +18,35 @@ REPLICA_UID = "xinference_xavier_replica"
 StatsCallable = Callable[[], dict[str, Any]]
 
 
+class ShareFace(Protocol):
+    """What peers and the tracker may ask of a replica that shares (``sharing.Sharing``)."""
+
+    token: str
+    memories: Sequence[Any]
+
+    async def lease(
+        self, peer: str, keys: Sequence[bytes], ttl_seconds: float
+    ) -> tuple[int, list[int]]: ...
+
+    def release(self, lease_id: int) -> bool: ...
+
+    async def hear(self, batches: Sequence[Any]) -> None: ...
+
+
 class ReplicaActor(xo.StatelessActor):
     """Answers for one replica.
 
     ``stats`` is called on the pool's event loop, beside the scheduler thread: it must be quick
-    and safe to call from another thread.
+    and safe to call from another thread. ``share`` gives the sharing side, None while there is
+    none.
     """
 
-    def __init__(self, stats: StatsCallable) -> None:
+    def __init__(
+        self, stats: StatsCallable, share: Callable[[], ShareFace | None] = lambda: None
+    ) -> None:
         super().__init__()
         self._stats = stats
+        self._share = share
 
     @classmethod
     def default_uid(cls) -> str:
@@ -33,3 +54,37 @@ class ReplicaActor(xo.StatelessActor):
 
     def stats(self) -> dict[str, Any]:
         return self._stats()
+
+    def meet(self, token: str) -> list[Any]:
+        """Each rank's memory, for a peer of the same namespace and launch secret.
+
+        Raises:
+            PermissionError: the token is another one, or this replica does not share.
+        """
+        return list(self._admit(token).memories)
+
+    async def lease(
+        self, token: str, peer: str, keys: bytes, key_bytes: int, ttl_seconds: float
+    ) -> tuple[int, list[int]]:
+        """Keep rows for ``peer`` until ``release`` or for ``ttl_seconds``.
+
+        ``keys`` are ``key_bytes`` long each. Returns the lease's number and, per key, its location
+        or ``NOWHERE``. Raises as ``meet``.
+        """
+        face = self._admit(token)
+        split = [keys[start : start + key_bytes] for start in range(0, len(keys), key_bytes)]
+        return await face.lease(peer, split, ttl_seconds)
+
+    def release(self, token: str, lease_id: int) -> bool:
+        """End a lease; True if its rows held their bytes until now. Raises as ``meet``."""
+        return self._admit(token).release(lease_id)
+
+    async def hear(self, token: str, batches: Sequence[Any]) -> None:
+        """What peers hold, from the tracker. Raises as ``meet``."""
+        await self._admit(token).hear(batches)
+
+    def _admit(self, token: str) -> ShareFace:
+        face = self._share()
+        if face is None or not hmac.compare_digest(token, face.token):
+            raise PermissionError("this replica does not share with that namespace")
+        return face

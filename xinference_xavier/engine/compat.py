@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     RequestOffloadState,
 )
 from vllm.v1.request import RequestStatus
+
+from xinference_xavier.engine.fetching import Group
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,29 @@ def request_state(scheduler: OffloadingConnectorScheduler, req_id: str) -> Any |
 def offload_keys(state: RequestOffloadState) -> list[list[bytes]]:
     """The request's keys per KV group, in prefix order."""
     return [list(group.offload_keys) for group in state.group_states]
+
+
+def offload_keys_now(scheduler: OffloadingConnectorScheduler, req_id: str) -> list[list[bytes]]:
+    """The same for a request that vLLM has just announced and not looked up yet."""
+    state = scheduler._req_status[req_id]
+    state.update_offload_keys()
+    return offload_keys(state)
+
+
+def groups(
+    scheduler: OffloadingConnectorScheduler, block_tokens: Sequence[int]
+) -> tuple[Group, ...]:
+    """What ``fetching.choose`` needs of each KV group."""
+    windows = {
+        group.group_idx: group.sliding_window_size_in_chunks
+        for group in scheduler.config.kv_group_configs
+    }
+    return tuple(Group(tokens, windows[i]) for i, tokens in enumerate(block_tokens))
+
+
+def in_engine(block_pool: Any, key: bytes) -> bool:
+    """Whether the engine's own prefix cache holds a block, by our key."""
+    return block_pool is not None and key in block_pool.cached_block_hash_to_block._cache
 
 
 def clamp_stores(state: RequestOffloadState, tokens: int) -> None:

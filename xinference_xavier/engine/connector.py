@@ -24,14 +24,19 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from xinference_xavier.actors.bridge import Bridge
+from xinference_xavier.actors.fetcher import FetchOutcome
 from xinference_xavier.engine import compat
+from xinference_xavier.engine.fetching import choose
 from xinference_xavier.engine.manager import XavierManager
+from xinference_xavier.engine.membership import join
 from xinference_xavier.engine.messages import (
     RankCapacity,
     XavierConnectorMetadata,
     XavierWorkerMetadata,
 )
-from xinference_xavier.engine.settings import EngineSettings
+from xinference_xavier.engine.namespace import describe
+from xinference_xavier.engine.receipts import RequestState
+from xinference_xavier.engine.settings import EngineSettings, cluster_secret
 from xinference_xavier.engine.stats import Stats
 from xinference_xavier.engine.worker import XavierWorker
 
@@ -45,12 +50,14 @@ class XavierGpuConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if self.connector_scheduler is None:
             return
+        self._kv_config = kv_cache_config
         manager = self._manager
         per_step = vllm_config.scheduler_config.max_num_batched_tokens
         manager.configure(
             step_blocks=sum(-(-per_step // tokens) for tokens in manager.block_tokens),
             window_groups=compat.window_groups(self.connector_scheduler),
         )
+        self._groups = compat.groups(self.connector_scheduler, manager.block_tokens)
         compat.serve_block_holders_first()
         if len(manager.block_tokens) > 1:
             compat.recompute_whole_requests()
@@ -63,7 +70,9 @@ class XavierGpuConnector(OffloadingConnector):
             settings.listen_host,
             settings.tracker_address,
             self._stats.collect,
+            secret=cluster_secret(),
         )
+        self._settings = settings
         self._bridge.start()
 
     @property
@@ -91,10 +100,11 @@ class XavierGpuConnector(OffloadingConnector):
         return self._worker.capacity
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        super().start_load_kv(forward_context, **kwargs)
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, XavierConnectorMetadata)
-        self._worker.expect_loads({id: job.req_id for id, job in metadata.load_jobs.items()})
+        requests = {job_id: job.req_id for job_id, job in metadata.load_jobs.items()}
+        self._worker.expect_loads(requests, metadata.waits)
+        super().start_load_kv(forward_context, **kwargs)
         self._worker.submit_moves(metadata.moves)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
@@ -128,12 +138,40 @@ class XavierGpuConnector(OffloadingConnector):
         self, metadata: Mapping[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """Every pipeline stage has rows of its own size; the poorest rank decides."""
-        ranks = [rank for rank in metadata.values() if isinstance(rank, RankCapacity)]
-        self._manager.attach(ranks)
+        ranks = {p: rank for p, rank in metadata.items() if isinstance(rank, RankCapacity)}
+        manager = self._manager
+        manager.attach(ranks.values())
+        namespace = describe(self._vllm_config, self._kv_config, ranks, self._settings)
+        entry, setup = join(self._settings, namespace, ranks, manager)
+        self._bridge.announce(entry, setup)
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
-        self._manager.state_of(request.request_id).prompt = request.num_prompt_tokens
+        state = self._manager.state_of(request.request_id)
+        state.prompt = request.num_prompt_tokens
+        if not request.skip_reading_prefix_cache:
+            self._fetch_missing(request.request_id, state)
+
+    def _fetch_missing(self, req_id: str, state: RequestState) -> None:
+        """Begin to read what a peer has of the prompt and we have not."""
+        sharing = self._bridge.sharing
+        if sharing is None or not sharing.mirror.members():
+            return
+        wanted = choose(
+            self._groups,
+            self._manager.counted_group,
+            compat.offload_keys_now(self.connector_scheduler, req_id),
+            self._is_local,
+            sharing.longest,
+            sharing.mirror.holds,
+        )
+        order = None if wanted is None else self._manager.fetching.begin(wanted, state)
+        if order is not None and not sharing.fetch(order):
+            self._manager.fetching.ended(FetchOutcome.nothing(order, "bridge_gone"))
+
+    def _is_local(self, key: bytes) -> bool:
+        """Whether a block is in the index or in the engine's own prefix cache."""
+        return key in self._manager.index or compat.in_engine(self._stats.block_pool, key)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -141,6 +179,8 @@ class XavierGpuConnector(OffloadingConnector):
         state = self._manager.state_of(request.request_id)
         state.engine = num_computed_tokens
         state.loaded = []
+        if self._manager.waits_for_fetch(state):  # without looking at every key again
+            return None, False
         matched: tuple[int | None, bool]
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
         return matched
@@ -151,23 +191,31 @@ class XavierGpuConnector(OffloadingConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens == 0:  # nothing (more) to load: the rest is computed now
             manager = self._manager
-            manager.receipts.count(request.request_id, manager.state_of(request.request_id))
+            state = manager.state_of(request.request_id)
+            manager.fetching.release(state)
+            manager.receipts.count(request.request_id, state)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         base = super().build_connector_meta(scheduler_output)
-        manager = self._manager
+        manager, waits = self._manager, {}
         for job_id, job in base.store_jobs.items():
             manager.ledger.open(job_id, job.dst_spec.plan, job.req_id)
         for job_id, job in base.load_jobs.items():
-            manager.ledger.open(job_id, job.src_spec.plan, job.req_id)
+            plan = job.src_spec.plan
+            manager.ledger.open(job_id, plan, job.req_id)
+            if plan.waits_for:
+                waits[job_id] = plan.waits_for
+        manager.fetching.step_begins(scheduler_output.total_num_scheduled_tokens)
         return XavierConnectorMetadata(
             load_jobs=base.load_jobs,
             store_jobs=base.store_jobs,
             jobs_to_flush=base.jobs_to_flush,
             moves=manager.plan_moves(),
+            waits=waits,
         )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._manager.fetching.step_ends()
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, XavierWorkerMetadata):
             for req_id in self._manager.apply(report):

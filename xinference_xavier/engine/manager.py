@@ -1,8 +1,9 @@
 """The scheduler's side of the cache: vLLM's questions become plans, acknowledgements commits.
 
 Covers lookups, plans for loads, stores and moves, and the outcome of jobs. Does not cover copying
-(``worker``) or policy (``policy``). Every method runs on the scheduler thread, takes no lock and
-waits for nothing; other threads only read counters.
+(``worker``), policy (``policy``) or peers (``fetching``). Every method runs on the scheduler
+thread and waits for nothing but ``lock``: the bridge's thread holds it for microseconds, to pin
+rows for a peer or to commit a fetch. Lookups take no lock.
 
 vLLM reports a job's end through ``complete_store`` and ``complete_load``, as a set of keys, and
 always as a success. The ledger knows better (which ranks failed, in which order the rows are, what
@@ -12,8 +13,10 @@ was in flight at a reset), so those two stay the empty defaults of the base clas
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from itertools import zip_longest
+from typing import Literal
 
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -25,11 +28,13 @@ from vllm.v1.kv_offload.base import (
 )
 
 from xinference_xavier.budgets import shadow_warning
+from xinference_xavier.engine.fetching import Fetching
 from xinference_xavier.engine.ledger import Job, Ledger
 from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
-from xinference_xavier.engine.receipts import Receipts, RequestState
+from xinference_xavier.engine.receipts import Receipts, RequestState, Source
 from xinference_xavier.policy.index import Found, SnapshotIndex
+from xinference_xavier.policy.leases import Leases
 from xinference_xavier.policy.order import OrderFactory
 from xinference_xavier.policy.planner import Planner, default_low_water, group_of
 from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
@@ -51,9 +56,16 @@ class XavierManager(OffloadingManager):
         ranks: workers of the replica; each acknowledges every job.
         block_tokens: tokens per block of each KV group.
         order: the eviction order.
+        min_fetch: fewest tokens worth reading from a peer.
     """
 
-    def __init__(self, ranks: int, block_tokens: Sequence[int], order: OrderFactory) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        block_tokens: Sequence[int],
+        order: OrderFactory,
+        min_fetch: int | Literal["auto"] = "auto",
+    ) -> None:
         self.block_tokens = tuple(block_tokens)
         self.ranks = ranks
         self._order = order
@@ -64,6 +76,9 @@ class XavierManager(OffloadingManager):
         self.capacity = RankCapacity(0, 0, 0, 0, 0)
         self._next_mark = 1
         self._storing: set[int] = set()
+        self._min_fetch = min_fetch
+        #: Held for every change of the index.
+        self.lock = threading.Lock()
         self.configure(step_blocks=1)
 
     def configure(self, step_blocks: int, window_groups: Collection[int] = ()) -> None:
@@ -85,6 +100,11 @@ class XavierManager(OffloadingManager):
         self.index = SnapshotIndex(gpu_rows, cpu_rows, self._order)
         low_water = default_low_water(gpu_rows, self._step_blocks)
         self.planner = Planner(self.index, low_water, self._window_groups)
+        self.index.hit_while_fetching = len(self.block_tokens) == 1
+        self.leases = Leases(self.index)
+        self.fetching = Fetching(
+            self.lock, self.planner, self._min_fetch, self.block_tokens[self.counted_group]
+        )
 
     def attach(self, ranks: Collection[RankCapacity]) -> None:
         """Take the ranks' capacities: a tier has as many rows as its poorest rank.
@@ -98,7 +118,8 @@ class XavierManager(OffloadingManager):
             pool_bytes=sum(rank.pool_bytes for rank in ranks),
             pool_blocks=min(rank.pool_blocks for rank in ranks),
         )
-        self._set_rows(self.capacity.gpu_rows, self.capacity.cpu_rows)
+        with self.lock:
+            self._set_rows(self.capacity.gpu_rows, self.capacity.cpu_rows)
         tokens = self.block_tokens[self.counted_group]
         logger.info(
             "xavier: %d GPU rows and %d CPU rows of %d bytes (%d and %d tokens) over %d rank(s)",
@@ -111,6 +132,17 @@ class XavierManager(OffloadingManager):
         if warning is not None:
             logger.warning("xavier: %s", warning)
 
+    def publish_to(
+        self, on_change: Callable[[bytes, bool], None], on_clear: Callable[[], None]
+    ) -> None:
+        """Tell of every key that becomes readable or is forgotten, and of clears; after
+        ``attach``."""
+        self.index.on_change, self.index.on_clear = on_change, on_clear
+
+    def keys(self) -> Sequence[bytes]:
+        """All keys of the index. Any thread."""
+        return self.index.keys()
+
     # -- requests ----------------------------------------------------------------------------
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
@@ -119,7 +151,9 @@ class XavierManager(OffloadingManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self.requests.pop(req_context.req_id, None)
+        state = self.requests.pop(req_context.req_id, None)
+        if state is not None:
+            self.fetching.release(state)
 
     def state_of(self, req_id: str) -> RequestState:
         """The request's state; of a request vLLM never announced, a new one."""
@@ -136,6 +170,16 @@ class XavierManager(OffloadingManager):
         keys = [key for turn in in_turns for key in turn if key is not None]
         self.planner.retire(keys, state.mark)
 
+    def waits_for_fetch(self, state: RequestState) -> bool:
+        """Whether the request cannot be looked up before its fetch has ended: with several KV
+        groups, where a load that waits for bytes could not fail."""
+        flying = self.planner.fetches
+        return (
+            state.fetch_id is not None
+            and not self.index.hit_while_fetching
+            and flying.is_flying(state.fetch_id)
+        )
+
     # -- loads -------------------------------------------------------------------------------
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -147,12 +191,17 @@ class XavierManager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> RowsSpec:
         """Pin the keys' rows. Never raises: a key that is gone becomes a failed position."""
         state = self.state_of(req_context.req_id)
-        plan = self.planner.pin_for_load(list(keys), state.mark)
-        state.loaded = [
-            tier_of(location)
-            for key, location in zip(plan.keys, plan.locations, strict=True)
-            if location != NOWHERE and group_of(key) == self.counted_group
-        ]
+        with self.lock:
+            plan = self.planner.pin_for_load(list(keys), state.mark)
+            flying = self.planner.fetches
+            state.loaded = [
+                Source.PEER
+                if key in state.fetched_keys or flying.is_at(location)
+                else Source(tier_of(location))
+                for key, location in zip(plan.keys, plan.locations, strict=True)
+                if location != NOWHERE and group_of(key) == self.counted_group
+            ]
+        self.fetching.release(state)  # the load has pins of its own
         return RowsSpec.of(plan)
 
     # -- stores ------------------------------------------------------------------------------
@@ -163,7 +212,8 @@ class XavierManager(OffloadingManager):
         """Reserve rows for new keys. What finds no room is skipped: vLLM would offer a None
         again, longer, at every step."""
         state = self.state_of(req_context.req_id)
-        plan = self.planner.admit(keys, state.mark, state.broken)
+        with self.lock:
+            plan = self.planner.admit(keys, state.mark, state.broken)
         self._storing.add(state.mark)
         return PrepareStoreOutput(
             keys_to_store=[OffloadKey(key) for key in plan.keys],
@@ -175,7 +225,8 @@ class XavierManager(OffloadingManager):
 
     def plan_moves(self) -> list[MoveJob]:
         """This step's demotions and promotions, already open in the ledger."""
-        plans = self.planner.plan_moves(self._storing)
+        with self.lock:
+            plans = self.planner.plan_moves(self._storing)
         self._storing.clear()
         return [MoveJob.of(self.ledger.open_move(plan), plan) for plan in plans]
 
@@ -190,7 +241,11 @@ class XavierManager(OffloadingManager):
         for completed in (report.completed_jobs, report.completed_moves):
             for job_id, ranks in completed.items():
                 job = self.ledger.acknowledge(job_id, ranks)
-                if job is not None and self._commit(job):
+                if job is None:
+                    continue
+                with self.lock:
+                    failed = self._commit(job)
+                if failed:
                     failed_loads.append(job.req_id)
         return failed_loads
 
@@ -228,9 +283,10 @@ class XavierManager(OffloadingManager):
     # -- vLLM's housekeeping -----------------------------------------------------------------
 
     def has_pending_work(self) -> bool:
-        """Keep stepping while moves are in flight: only a step brings their acknowledgement."""
+        """Keep stepping while jobs are in flight: only a step brings their acknowledgement."""
         return len(self.ledger) > 0
 
     def reset_cache(self) -> None:
         """Forget every snapshot; rows in use are freed when their jobs have ended."""
-        self.planner.clear()
+        with self.lock:
+            self.planner.clear()

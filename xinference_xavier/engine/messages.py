@@ -6,7 +6,7 @@ Built on vLLM's own offloading messages, so that its connector handles its part 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -19,7 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.kv_offload.base import LoadStoreSpec
 
+from xinference_xavier.actors.tier import TierAddress
 from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
+
+if TYPE_CHECKING:
+    from xinference_xavier.storage.transport import RankMemory
 
 
 class RowsSpec(LoadStoreSpec):
@@ -61,6 +65,8 @@ class XavierConnectorMetadata(OffloadingConnectorMetadata):
     """Scheduler to workers, once a step."""
 
     moves: list[MoveJob] = field(default_factory=list)
+    #: Loads that must wait for rows still being read from a peer: job id to fetches.
+    waits: dict[int, frozenset[int]] = field(default_factory=dict)
 
 
 class Copied(NamedTuple):
@@ -129,3 +135,8 @@ class RankCapacity(KVConnectorHandshakeMetadata):
     #: Bytes of the rank's own KV pool, and its blocks.
     pool_bytes: int
     pool_blocks: int
+    #: Where the rank's actor listens, and what peers need to read its slabs; None: not shared.
+    tier: TierAddress | None = None
+    memory: RankMemory | None = None
+    #: The sentence why there is neither.
+    share_problem: str | None = None

@@ -1,4 +1,4 @@
-"""Where each request's prompt tokens came from: prompt = engine + GPU + CPU + computed.
+"""Where each request's prompt tokens came from: prompt = engine + GPU + CPU + peer + computed.
 
 Every request is counted once, when it is first scheduled to compute: by then its load has ended
 and is known to have worked or not. Runs on the scheduler thread; other threads read.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, dataclass, field
-
-from xinference_xavier.types import Tier
+from enum import IntEnum
 
 #: Receipts kept for the API.
 RECENT = 64
+
+
+class Source(IntEnum):
+    """Where a loaded block came from. The first two are ``Tier``'s."""
+
+    GPU = 0
+    CPU = 1
+    #: Read from a peer for this request.
+    PEER = 2
 
 
 @dataclass(slots=True)
@@ -24,6 +32,7 @@ class Receipt:
     engine: int
     gpu: int
     cpu: int
+    peer: int
     computed: int
 
 
@@ -36,9 +45,11 @@ class Totals:
     tokens_engine: int = 0
     tokens_gpu: int = 0
     tokens_cpu: int = 0
+    tokens_peer: int = 0
     tokens_computed: int = 0
     hits_gpu_blocks: int = 0
     hits_cpu_blocks: int = 0
+    hits_peer_blocks: int = 0
     misses_blocks: int = 0
 
 
@@ -51,8 +62,11 @@ class RequestState:
     prompt: int = 0
     #: Tokens the engine's own prefix cache gave at the last lookup.
     engine: int = 0
-    #: Tier of each loaded block of the counted group, in prefix order.
-    loaded: list[Tier] = field(default_factory=list)
+    #: Source of each loaded block of the counted group, in prefix order.
+    loaded: list[Source] = field(default_factory=list)
+    #: The fetch that was started for this request, while it has not pinned the rows itself.
+    fetch_id: int | None = None
+    fetched_keys: frozenset[bytes] = frozenset()
     #: KV groups with a block that was not stored.
     broken: set[int] = field(default_factory=set)
     #: Keys whose load failed: a miss for this request from then on, else it would loop.
@@ -85,11 +99,12 @@ class Receipts:
         totals.tokens_engine += receipt.engine
         totals.tokens_gpu += receipt.gpu
         totals.tokens_cpu += receipt.cpu
+        totals.tokens_peer += receipt.peer
         totals.tokens_computed += receipt.computed
         hits = len(state.loaded)
-        gpu = state.loaded.count(Tier.GPU)
-        totals.hits_gpu_blocks += gpu
-        totals.hits_cpu_blocks += hits - gpu
+        totals.hits_gpu_blocks += state.loaded.count(Source.GPU)
+        totals.hits_cpu_blocks += state.loaded.count(Source.CPU)
+        totals.hits_peer_blocks += state.loaded.count(Source.PEER)
         known = state.engine // self._block_tokens + hits
         totals.misses_blocks += max(0, state.prompt // self._block_tokens - known)
 
@@ -97,13 +112,20 @@ class Receipts:
         """The last prompt token is always computed: vLLM needs its logits."""
         engine = min(state.engine, state.prompt - 1)
         room = state.prompt - 1 - engine
-        tokens = {Tier.GPU: 0, Tier.CPU: 0}
-        for tier in state.loaded:
+        tokens = dict.fromkeys(Source, 0)
+        for source in state.loaded:
             taken = min(self._block_tokens, room)
-            tokens[tier] += taken
+            tokens[source] += taken
             room -= taken
-        computed = room + 1
-        return Receipt(req_id, state.prompt, engine, tokens[Tier.GPU], tokens[Tier.CPU], computed)
+        return Receipt(
+            req_id,
+            state.prompt,
+            engine,
+            gpu=tokens[Source.GPU],
+            cpu=tokens[Source.CPU],
+            peer=tokens[Source.PEER],
+            computed=room + 1,
+        )
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self.totals)

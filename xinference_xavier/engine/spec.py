@@ -9,6 +9,7 @@ from xinference_xavier.engine.last_words import last_words
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.messages import RankCapacity
 from xinference_xavier.engine.settings import EngineSettings
+from xinference_xavier.engine.share import open_share
 from xinference_xavier.engine.sizing import RankBudget
 from xinference_xavier.engine.worker import XavierWorker
 from xinference_xavier.policy.order import order_factory
@@ -30,6 +31,7 @@ class XavierSpec(OffloadingSpec):
             ranks=self.config.parallel.world_size,
             block_tokens=self.tokens_per_block,
             order=order_factory(self.settings.options.xavier_policy),
+            min_fetch=self.settings.options.xavier_min_fetch,
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> XavierWorker:
@@ -67,8 +69,21 @@ class XavierSpec(OffloadingSpec):
             seed=self.config.parallel.rank,
             faults=Faults.from_env(self.config.parallel.rank),
         )
-        capacity = RankCapacity(gpu_rows, cpu_rows, layout.row_bytes, pool_bytes, layout.num_blocks)
-        return XavierWorker(copier, [slab for slab in slabs if slab is not None], capacity)
+        problem = self.settings.unshared
+        share = None
+        if problem is None:
+            share, problem = open_share(*slabs, copier.forget)
+        capacity = RankCapacity(
+            gpu_rows,
+            cpu_rows,
+            layout.row_bytes,
+            pool_bytes,
+            layout.num_blocks,
+            tier=None if share is None else share.address,
+            memory=None if share is None else share.memory,
+            share_problem=problem,
+        )
+        return XavierWorker(copier, [slab for slab in slabs if slab is not None], capacity, share)
 
     def _slabs(
         self, layout: RowLayout, gpu_rows: int, cpu_rows: int

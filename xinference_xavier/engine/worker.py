@@ -18,9 +18,12 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from xinference_xavier.engine.held import HeldLoads
 from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
+from xinference_xavier.engine.share import RankShare
 from xinference_xavier.storage.copier import Copier, CopyJob, CopyKind, CopyResult
+from xinference_xavier.storage.gates import Gates
 from xinference_xavier.storage.slab import Slab
 
 logger = logging.getLogger(__name__)
@@ -35,15 +38,25 @@ class XavierWorker(OffloadingWorker):
         copier: moves the bytes.
         slabs: the rows' memory, given back at shutdown.
         capacity: what this rank tells the scheduler about its slabs.
+        share: this rank among its peers, closed at shutdown.
     """
 
-    def __init__(self, copier: Copier, slabs: Sequence[Slab], capacity: RankCapacity) -> None:
+    def __init__(
+        self,
+        copier: Copier,
+        slabs: Sequence[Slab],
+        capacity: RankCapacity,
+        share: RankShare | None = None,
+    ) -> None:
         self.copier = copier
+        self._share = share
+        self._held = HeldLoads(copier, share.gates if share is not None else Gates())
         self._slabs = slabs
         self.capacity = capacity
         #: Destination blocks of loads in flight, to name those that failed.
         self._load_blocks: dict[int, np.ndarray] = {}
         self._load_requests: dict[int, str] = {}
+        self._waits: dict[int, frozenset[int]] = {}
         self._report = WorkerMetadata()
         self._bad_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -66,14 +79,17 @@ class XavierWorker(OffloadingWorker):
         blocks = np.asarray(dst_spec.block_ids, dtype=np.int64)
         sizes = tuple(dst_spec.group_sizes)
         self._load_blocks[job_id] = blocks
-        self.copier.submit(
-            CopyJob(job_id, CopyKind.LOAD, blocks, sizes, src_spec.locations, _NO_IDS)
-        )
+        job = CopyJob(job_id, CopyKind.LOAD, blocks, sizes, src_spec.locations, _NO_IDS)
+        self._held.submit(job, self._waits.pop(job_id, frozenset()))
         return True
 
-    def expect_loads(self, requests: Mapping[int, str]) -> None:
-        """Which request each load of this step is for."""
+    def expect_loads(
+        self, requests: Mapping[int, str], waits: Mapping[int, frozenset[int]]
+    ) -> None:
+        """Which request each load of this step is for, and which fetches it waits for. Before
+        the loads themselves."""
         self._load_requests.update(requests)
+        self._waits.update(waits)
 
     def submit_moves(self, moves: Collection[MoveJob]) -> None:
         """Copy rows between the tiers; after the step's loads, which somebody waits for."""
@@ -84,6 +100,7 @@ class XavierWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         """Stores and loads that ended, all as successes; moves go into the report only."""
+        self._held.poll()
         finished = []
         for result in self.copier.poll():
             self._note(result)
@@ -138,6 +155,8 @@ class XavierWorker(OffloadingWorker):
         self.copier.wait(job_ids)
 
     def shutdown(self) -> None:
+        if self._share is not None:
+            self._share.close()
         self.copier.close()
         for slab in self._slabs:
             slab.close()

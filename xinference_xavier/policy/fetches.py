@@ -73,6 +73,10 @@ class Fetches:
         found = (self._fetch_of.get(location) for location in locations)
         return frozenset(fetch_id for fetch_id in found if fetch_id is not None)
 
+    def is_at(self, location: int) -> bool:
+        """Whether the bytes of ``location`` are on their way."""
+        return location in self._fetch_of
+
     def is_flying(self, fetch_id: int) -> bool:
         return fetch_id in self._flying
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from xinference_xavier.storage.faults import Faults
-from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult
+from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
@@ -24,6 +24,9 @@ class Copier(Protocol):
     A failed job leaves the content of what it writes unspecified and is reported; the jobs after
     it still run. No method but ``wait`` ever blocks, and none raises.
     """
+
+    #: Whether ``submit`` may be called on any thread.
+    any_thread: bool
 
     @property
     def mismatches(self) -> int:
@@ -41,6 +44,9 @@ class Copier(Protocol):
         On the CPU this blocks until the jobs have ended; on CUDA the current stream waits for
         their KV block accesses, and the host never does. Unknown and ended jobs are ignored.
         """
+
+    def forget(self, locations: Indexes) -> None:
+        """Rows int64 ``[n]`` that get content from elsewhere: no checksum holds. Any thread."""
 
     def close(self) -> None:
         """Finish what was submitted and stop. Idempotent; a job submitted later fails."""

@@ -35,6 +35,8 @@ Bytes2D = npt.NDArray[np.uint8]
 class CpuCopier:
     """Runs jobs on the thread ``xavier-copy``."""
 
+    any_thread = True
+
     def __init__(
         self,
         layout: RowLayout,
@@ -84,6 +86,11 @@ class CpuCopier:
         with self._ended:
             self._ended.wait_for(lambda: self._pending.isdisjoint(wanted))
 
+    def forget(self, locations: Indexes) -> None:
+        """Rows that get content from elsewhere; called on any thread."""
+        if self._check is not None:
+            self._check.forget(locations)
+
     def close(self) -> None:
         """Finish what was submitted, stop the thread and let go of all memory."""
         with self._ended:
@@ -129,7 +136,7 @@ class CpuCopier:
                 self._copy_blocks(job, np.arange(len(job)))
         except BaseException:
             if self._check is not None:
-                self._check.forget(job)
+                self._check.forget(job.targets)
             raise
         if self._check is not None:
             (self._check.moved if job.kind is CopyKind.MOVE else self._check.stored)(job)

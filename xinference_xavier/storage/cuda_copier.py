@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 class CudaCopier:
     """Runs jobs on side streams of the KV caches' device."""
 
+    any_thread = False
+
     def __init__(
         self,
         layout: RowLayout,
@@ -117,6 +119,11 @@ class CudaCopier:
             if flight.job.job_id in wanted:
                 for event in flight.touched:
                     self._runtime.wait(self._runtime.current(), event)
+
+    def forget(self, locations: Indexes) -> None:
+        """Rows that get content from elsewhere; called on any thread."""
+        if self._check is not None:
+            self._check.forget(locations)
 
     def close(self) -> None:
         """Wait for what was submitted and give the buffers back."""
@@ -245,7 +252,7 @@ class CudaCopier:
         if job.kind is CopyKind.LOAD:
             flight.failed = set(range(len(job)))
         elif self._check is not None:
-            self._check.forget(job)
+            self._check.forget(job.targets)
         if self._closed:
             return
         try:

@@ -249,7 +249,7 @@ class PeerReader:
         error = flight.error
         if error is None and flight.handles and now >= flight.deadline:
             limit = flight.deadline - flight.began
-            error = TransferError(f"the peer did not deliver within {limit:.3g} seconds")
+            error = TransferError(f"the peer did not deliver within {limit:.2g} seconds")
             # A peer that does not answer the first time is met anew, once that has ended.
             flight.peer.lost |= read is flight.peer.contact
         if not flight.handles:

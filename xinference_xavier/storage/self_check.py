@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xinference_xavier.storage.jobs import CopyJob
+from xinference_xavier.storage.jobs import CopyJob, Indexes
 from xinference_xavier.storage.layout import RowLayout
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,9 @@ class SelfCheck:
             if checksum is not None:
                 self._sums[target] = checksum
 
-    def forget(self, job: CopyJob) -> None:
-        """Know nothing of the rows that a failed STORE or MOVE may have written."""
-        for target in job.targets.tolist():
+    def forget(self, locations: Indexes) -> None:
+        """Know nothing of rows that something else may have written. Any thread."""
+        for target in locations.tolist():
             self._sums.pop(target, None)
 
     def expected(self, job: CopyJob) -> dict[int, int]:

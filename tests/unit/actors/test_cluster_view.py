@@ -33,6 +33,7 @@ def entry(uid: str, replica: int, address: str | None, stats: dict | None = None
         started=1.0,
         options={},
         stats=stats,
+        share=None,
     )
 
 

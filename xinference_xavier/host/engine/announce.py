@@ -38,6 +38,7 @@ class StartingNotice:
             started=time.time(),
             options=options,
             stats=None,
+            share=None,
         )
         self._heartbeat = (
             None

@@ -1,0 +1,189 @@
+"""What to read from a peer, decided when a request arrives, and what came of it.
+
+Covers: which prefix a peer has and we have not, whether it is worth it, and committing outcomes.
+Does not cover the fetch (``actors/fetcher.py``) or the rows (``policy/fetches.py``). Decisions run
+on the scheduler thread and wait for nothing; outcomes are committed on the bridge's thread, under
+the manager's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from xinference_xavier.actors.fetcher import FetchOrder, FetchOutcome, Landed
+from xinference_xavier.engine.receipts import RequestState
+from xinference_xavier.policy.planner import Planner
+from xinference_xavier.policy.rates import Rates
+
+#: Lengths tried below the longest when a sliding window is not complete at a peer.
+WINDOW_TRIES = 64
+
+
+@dataclass(frozen=True)
+class Group:
+    """One KV group: tokens of its blocks, and blocks of its window (None: full attention)."""
+
+    block_tokens: int
+    window_blocks: int | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Blocks that ``member`` has and this replica has not; ``tokens`` of prompt that they save."""
+
+    member: str
+    keys: list[bytes]
+    tokens: int
+
+
+#: The peer that holds most of the keys from a position on, and how many.
+Longest = Callable[[Sequence[bytes], int], tuple[str | None, int]]
+#: Whether a peer seems to hold a key.
+Holds = Callable[[str, bytes], bool]
+
+
+def choose(
+    groups: Sequence[Group],
+    primary: int,
+    keys: Sequence[Sequence[bytes]],
+    local: Callable[[bytes], bool],
+    longest: Longest,
+    holds: Holds,
+) -> Wanted | None:
+    """The longest prefix that one peer's blocks complete, or None.
+
+    ``keys`` are the request's per group, in prefix order; ``primary`` is a group with full
+    attention, whose blocks tell how far a prefix reaches.
+    """
+    own = keys[primary]
+    start = next((i for i, key in enumerate(own) if not local(key)), len(own))
+    if start == len(own):
+        return None
+    member, run = longest(own, start)
+    if member is None:
+        return None
+    size = groups[primary].block_tokens
+    for blocks in range(start + run, max(start, start + run - WINDOW_TRIES), -1):
+        wanted = _missing(groups, keys, blocks * size, local, lambda key: holds(member, key))
+        if wanted is not None:
+            return Wanted(member, wanted, (blocks - start) * size)
+    return None
+
+
+def _missing(
+    groups: Sequence[Group],
+    keys: Sequence[Sequence[bytes]],
+    tokens: int,
+    local: Callable[[bytes], bool],
+    remote: Callable[[bytes], bool],
+) -> list[bytes] | None:
+    """What a prefix of ``tokens`` lacks here, by group; None if the peer lacks some of it too."""
+    wanted: list[bytes] = []
+    for group, own in zip(groups, keys, strict=True):
+        end = tokens // group.block_tokens
+        first = 0 if group.window_blocks is None else max(0, end - group.window_blocks)
+        missing = [key for key in own[first:end] if not local(key)]
+        if not all(map(remote, missing)):
+            return None
+        wanted += missing
+    return wanted
+
+
+class Fetching:
+    """Fetches of one replica.
+
+    Args:
+        lock: held while the planner changes.
+        planner: reserves the rows.
+        min_tokens: fewest tokens worth fetching, or "auto" for the measured break-even.
+        block_tokens: tokens per block of the counted group.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        planner: Planner,
+        min_tokens: int | Literal["auto"],
+        block_tokens: int,
+    ) -> None:
+        self._lock = lock
+        self._planner = planner
+        self._min_tokens = min_tokens
+        self._block_tokens = block_tokens
+        self.rates = Rates()
+        self.fetches = 0
+        self.failures: Counter[str] = Counter()
+        self.skipped: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._steps: deque[tuple[int, float]] = deque(maxlen=8)
+
+    def worth(self, tokens: int) -> bool:
+        """Whether a prefix of ``tokens`` is worth reading from a peer."""
+        least = self.rates.break_even_tokens() if self._min_tokens == "auto" else self._min_tokens
+        return tokens >= least
+
+    def begin(self, wanted: Wanted, state: RequestState) -> FetchOrder | None:
+        """Reserve the rows; the order for the bridge, or None if nothing is to be fetched."""
+        if not self.worth(wanted.tokens):
+            self.skipped["too_short"] += 1
+            return None
+        with self._lock:
+            plan = self._planner.plan_fetch(wanted.keys, state.mark)
+        if plan is None:
+            self.skipped["no_room"] += 1
+            return None
+        state.fetch_id = plan.fetch_id
+        state.fetched_keys = frozenset(plan.keys)
+        self.fetches += 1
+        deadline_seconds = self.rates.deadline_seconds(wanted.tokens)
+        return FetchOrder(plan.fetch_id, wanted.member, plan.keys, plan.locations, deadline_seconds)
+
+    def release(self, state: RequestState) -> None:
+        """The request has pinned what it loads, or ends: drop what was kept for it."""
+        if state.fetch_id is not None:
+            with self._lock:
+                self._planner.fetches.release(state.fetch_id)
+            state.fetch_id = None
+
+    def ended(self, outcome: FetchOutcome | Landed) -> None:
+        """Commit an outcome. On the bridge's thread."""
+        with self._lock:
+            if isinstance(outcome, Landed):
+                self._planner.fetches.settle(outcome.fetch_id)
+                return
+            plan = self._planner.fetches.commit(
+                outcome.fetch_id, outcome.failed, outcome.quarantined
+            )
+        if plan is None:
+            return
+        self.seconds += outcome.seconds
+        if outcome.reason:
+            self.failures[outcome.reason] += 1
+        tokens = (len(plan.keys) - len(outcome.failed)) * self._block_tokens
+        self.rates.note_fetch(tokens, outcome.read_seconds, outcome.seconds)
+
+    def step_begins(self, tokens: int) -> None:
+        """A step computes ``tokens``; measured from here to its end, the oldest step first."""
+        self._steps.append((tokens, time.perf_counter()))
+
+    def step_ends(self) -> None:
+        if self._steps:
+            tokens, began = self._steps.popleft()
+            self.rates.note_step(tokens, time.perf_counter() - began)
+
+    def as_dict(self) -> Mapping[str, object]:
+        """Numbers for the API."""
+        return {
+            "fetches": self.fetches,
+            "fetch_failures": dict(self.failures),
+            "fetches_skipped": dict(self.skipped),
+            "fetch_seconds": round(self.seconds, 6),
+            "min_fetch_tokens": self.rates.break_even_tokens()
+            if self._min_tokens == "auto"
+            else self._min_tokens,
+        }
