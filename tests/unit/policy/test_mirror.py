@@ -268,6 +268,21 @@ class TestLongest:
             assert mirror.longest(keys(*numbers), 0, ALL) == (owner, 5)
 
 
+def test_a_lookup_ends_with_the_members_that_it_began_with():
+    mirror = mirror_of({"a": range(3), "b": range(2)})
+
+    class Joined(set[str]):
+        """Somebody joins and somebody leaves while the lookup asks for each member."""
+
+        def __contains__(self, name: object) -> bool:
+            mirror.apply(Batch(f"joined after {name}", 0, True, packed(*range(4)), b""))
+            mirror.drop("b")
+            return True
+
+    assert mirror.longest(keys(*range(4)), 0, Joined()) == ("a", 3)
+    assert sorted(mirror.members()) == ["a", "joined after a", "joined after b"]
+
+
 @pytest.mark.usefixtures("eager_switches")
 def test_lookups_on_another_thread_are_never_upset():
     """Members come, go and change while the scheduler asks; those that stay are found."""
@@ -293,6 +308,10 @@ def test_lookups_on_another_thread_are_never_upset():
             for _ in mirror.load(member, number + 2, packed(*range(turn + 50))):
                 pass
             mirror.forget_key(member, prefix[0])
+        for guest in range(50):
+            mirror.apply(Batch(f"guest {guest}", turn, True, b"", b""))
+        for guest in range(50):
+            mirror.drop(f"guest {guest}")
         mirror.drop("b")
         number += 3
     stop.set()
