@@ -185,6 +185,7 @@ def _adapters(**digests: str) -> Callable[[Case], None]:
 
 
 def _swap_layers(case: Case) -> None:
+    case.kv.kv_cache_tensors.reverse()
     for tensor in case.kv.kv_cache_tensors:
         layers = tensor.shared_by if hasattr(tensor, "shared_by") else tensor.layers
         layers.reverse()

@@ -164,6 +164,7 @@ def test_racing_creators_share_one_tracker(supervisor: PoolProcess) -> None:
                     "started": 1.0,
                     "options": {},
                     "stats": None,
+                    "share": None,
                 }
             )
         return await replicas(supervisor.address)
