@@ -53,12 +53,25 @@ class Stats:
             "copies": {kind: work._asdict() for kind, work in dict(manager.copied).items()},
             "requests": [asdict(receipt) for receipt in tuple(manager.receipts.recent)],
             "shadowed_rows": self._count_shadowed(),
-            "jobs_in_flight": len(manager.ledger),
+            "jobs_in_flight": len(manager.ledger) + manager.planner.fetches.flying,
+            "sharing": self._sharing(),
             "row_bytes": capacity.row_bytes,
             "block_tokens": manager.block_tokens[manager.counted_group],
             "kv_groups": len(manager.block_tokens),
             "pool_blocks": capacity.pool_blocks,
             "ranks": manager.ranks,
+        }
+
+    def _sharing(self) -> dict[str, Any]:
+        """Fetches from peers, and leases that peers hold."""
+        manager = self._manager
+        return {
+            **manager.fetching.as_dict(),
+            "quarantined_rows": manager.planner.fetches.quarantined_rows,
+            "leases": len(manager.leases),
+            "leased_rows": manager.leases.rows,
+            "leases_granted": manager.leases.granted,
+            "leases_expired": manager.leases.expired,
         }
 
     def _tier(self, tier: TierRows, budget_bytes: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from xinference_xavier.actors.replica import REPLICA_UID
 from xinference_xavier.actors.tracker import find_tracker
+from xinference_xavier.host.parity import ShareView, share_view
 
 #: How long one replica may take to answer.
 REPLICA_SECONDS = 1.0
@@ -36,6 +37,8 @@ class ReplicaView(BaseModel):
     #: True when the replica did not answer, and ``stats`` are from its last heartbeat.
     stale: bool
     options: dict[str, Any]
+    #: With whom it shares; None while its engine starts.
+    share: ShareView | None
     stats: dict[str, Any] | None
 
 
@@ -75,9 +78,10 @@ class ClusterView:
 
         Raises whatever the connection to the supervisor raises, ``TimeoutError`` among it.
         """
-        entries = await self._entries(model_uid)
-        self._keep_references({entry["address"] for entry in entries})
-        views = await asyncio.gather(*(self._view(entry) for entry in entries))
+        known = await self._entries()
+        self._keep_references({entry["address"] for entry in known})
+        entries = [e for e in known if model_uid is None or e["model_uid"] == model_uid]
+        views = await asyncio.gather(*(self._view(entry, known) for entry in entries))
         pairs = [(entry["model_uid"], view) for entry, view in zip(entries, views, strict=True)]
         gone = await self._terminated({uid for uid, view in pairs if view.stale})
         return [
@@ -96,7 +100,7 @@ class ClusterView:
         known: dict[str, str | None] = await xo.wait_for(self._known_models(), TRACKER_SECONDS)
         return silent_uids - known.keys()
 
-    async def _entries(self, model_uid: str | None) -> list[dict[str, Any]]:
+    async def _entries(self) -> list[dict[str, Any]]:
         """The tracker's list; empty while no replica has made a tracker."""
         if self._tracker is None:
             finding = find_tracker(self._supervisor_address)
@@ -104,7 +108,7 @@ class ClusterView:
         if self._tracker is None:
             return []
         try:
-            asked = self._tracker.replicas(model_uid)
+            asked = self._tracker.replicas()
             found: list[dict[str, Any]] = await xo.wait_for(asked, TRACKER_SECONDS)
         except xo.ActorNotExist:  # the supervisor restarted, and no replica has beaten since
             return []
@@ -113,11 +117,12 @@ class ClusterView:
             raise
         return found
 
-    async def _view(self, entry: dict[str, Any]) -> ReplicaView:
+    async def _view(self, entry: dict[str, Any], known: list[dict[str, Any]]) -> ReplicaView:
         fresh = await self._stats(entry["address"])
         given = entry["stats"] if fresh is None else fresh
         stale = fresh is None and entry["address"] is not None
-        fields = {**entry, "stats": given, "stale": stale}
+        share = share_view(entry, known)
+        fields = {**entry, "stats": given, "stale": stale, "share": share}
         return ReplicaView(**{name: fields[name] for name in ReplicaView.model_fields})
 
     async def _stats(self, address: str | None) -> dict[str, Any] | None:
