@@ -11,6 +11,10 @@ first contacts), and wakes up for them by itself, so a long delay costs no speed
 from __future__ import annotations
 
 import logging
+import logging.config
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,14 +47,32 @@ def nixl_problem() -> str | None:
 
 
 def _bindings() -> Any:
-    """NIXL's extension module; importing it may not change how this process logs."""
-    reports_errors = logging.raiseExceptions
-    try:
+    """NIXL's extension module, imported so that the process stays the host's."""
+    # UCX would take SIGHUP for its own debug mode: a closed terminal would end nothing any more.
+    os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
+    with _host_logging_kept():
         import nixl._bindings
 
         return nixl._bindings
+
+
+@contextmanager
+def _host_logging_kept() -> Iterator[None]:
+    """Importing NIXL configures logging: that closes the host's log files and hides log errors.
+
+    Without it NIXL's Python part logs like any library.
+    """
+    configure, reports_errors = logging.config.dictConfig, logging.raiseExceptions
+
+    def others_only(config: Any) -> None:
+        if "nixl" not in config.get("loggers", ()):
+            configure(config)
+
+    logging.config.dictConfig = others_only
+    try:
+        yield
     finally:
-        logging.raiseExceptions = reports_errors
+        logging.config.dictConfig, logging.raiseExceptions = configure, reports_errors
 
 
 class NixlAgent:

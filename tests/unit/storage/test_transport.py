@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -259,32 +257,6 @@ def test_slabs_must_agree_on_the_row_size() -> None:
         Transport(small, large)
     with pytest.raises(TransferError, match="one row size"):
         Transport(None, None)
-
-
-def test_without_nixl_the_reason_and_the_remedy_are_told(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "nixl"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nixl", None)
-    assert "not installed" in str(nixl_problem())
-    with pytest.raises(TransferError, match=r"pip install 'xinference-xavier\[nixl\]'"):
-        Transport(rank.device, rank.host)
-    assert not [t for t in threading.enumerate() if t.name == "xavier-nixl"]
-
-
-def test_a_broken_nixl_is_told_apart_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    import nixl._bindings as bindings
-
-    without_ucx = SimpleNamespace(getAvailPlugins=lambda: ["POSIX"])
-    monkeypatch.setattr(bindings, "nixlAgent", lambda *_: without_ucx)
-    assert "no UCX backend (found: POSIX)" in str(nixl_problem())
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no such symbol")
-
-    monkeypatch.setattr(bindings, "nixlAgent", refuse)
-    assert "RuntimeError: no such symbol" in str(nixl_problem())
 
 
 def test_memory_of_a_stranger_is_refused(transport: Transport) -> None:
