@@ -97,6 +97,8 @@ class PeerProcess:
         self._process = _CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         there.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
         self.memory: RankMemory = self._pipe.recv()
 
     def ask(self, command: str, *arguments: Any) -> Any:
@@ -111,15 +113,14 @@ class PeerProcess:
         return self._pipe.recv()
 
     def signal(self, number: int) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def stop(self) -> None:
         """Stop the process, and return when it has stopped."""
         self.signal(signal.SIGSTOP)
         state = ""
         while state not in ("T", "t"):
-            with open(f"/proc/{self._process.pid}/stat") as stat:
+            with open(f"/proc/{self.pid}/stat") as stat:
                 state = stat.read().rpartition(")")[2].split()[0]
 
     def kill(self) -> None:

@@ -30,11 +30,10 @@ pytestmark = pytest.mark.skipif(nixl_problem() is not None, reason=str(nixl_prob
 Meet = Callable[..., PeerProcess]
 
 
-def shared_memory() -> set[str]:
-    """UCX's entries in /dev/shm and System V segments of all processes."""
+def shared_memory(pids: set[int]) -> list[str]:
+    """System V segments, which UCX uses, that these processes made."""
     with open("/proc/sysvipc/shm") as segments:
-        found = {line.split()[1] for line in list(segments)[1:]}
-    return found | {name for name in os.listdir("/dev/shm") if "ucx" in name}
+        return [line for line in list(segments)[1:] if int(line.split()[4]) in pids]
 
 
 @pytest.fixture
@@ -54,22 +53,30 @@ def rank() -> Iterator[Rank]:
 
 
 @pytest.fixture
-def transport(tls: str | None, rank: Rank) -> Iterator[Transport]:
-    before = shared_memory()
-    transport = Transport(rank.device, rank.host)
-    yield transport
-    transport.close()
-    assert shared_memory() <= before
+def pids() -> set[int]:
+    """The processes of a test."""
+    return {os.getpid()}
 
 
 @pytest.fixture
-def meet(tls: str | None, transport: Transport) -> Iterator[Meet]:
+def transport(tls: str | None, rank: Rank, pids: set[int]) -> Iterator[Transport]:
+    transport = Transport(rank.device, rank.host)
+    yield transport
+    transport.close()
+    assert shared_memory(pids) == []
+
+
+@pytest.fixture
+def meet(tls: str | None, transport: Transport, pids: set[int]) -> Iterator[Meet]:
     """Start a peer and connect to it."""
     peers: list[PeerProcess] = []
 
     def start() -> PeerProcess:
         peers.append(PeerProcess(0, ROWS, ROW_BYTES, tls))
+        pids.add(peers[-1].pid)
         transport.connect(peers[-1].memory).result(10)
+        if tls is None:
+            assert shared_memory(pids), "else the check after the test sees nothing"
         return peers[-1]
 
     yield start
