@@ -73,7 +73,12 @@ class XavierGpuConnector(OffloadingConnector):
             secret=cluster_secret(),
         )
         self._settings = settings
+        self._stats.peers = self._count_peers
         self._bridge.start()
+
+    def _count_peers(self) -> int:
+        sharing = self._bridge.sharing
+        return 0 if sharing is None or sharing.peers is None else len(sharing.peers.usable)
 
     @property
     def _manager(self) -> XavierManager:
@@ -104,6 +109,7 @@ class XavierGpuConnector(OffloadingConnector):
         assert isinstance(metadata, XavierConnectorMetadata)
         requests = {job_id: job.req_id for job_id, job in metadata.load_jobs.items()}
         self._worker.expect_loads(requests, metadata.waits)
+        self._worker.end_fetches(metadata.ended)
         super().start_load_kv(forward_context, **kwargs)
         self._worker.submit_moves(metadata.moves)
 
@@ -212,6 +218,7 @@ class XavierGpuConnector(OffloadingConnector):
             jobs_to_flush=base.jobs_to_flush,
             moves=manager.plan_moves(),
             waits=waits,
+            ended=manager.fetching.take_untold(),
         )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

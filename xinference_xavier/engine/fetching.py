@@ -18,6 +18,7 @@ from typing import Literal
 from xinference_xavier.actors.fetcher import FetchOrder, FetchOutcome, Landed
 from xinference_xavier.engine.receipts import RequestState
 from xinference_xavier.policy.planner import Planner
+from xinference_xavier.policy.plans import FetchPlan
 from xinference_xavier.policy.rates import Rates
 
 #: Lengths tried below the longest when a sliding window is not complete at a peer.
@@ -94,6 +95,10 @@ def _missing(
     return wanted
 
 
+#: Fetches that have ended: the locations whose bytes did not arrive, None for all of them.
+Ended = dict[int, frozenset[int] | None]
+
+
 class Fetching:
     """Fetches of one replica.
 
@@ -121,6 +126,8 @@ class Fetching:
         self.skipped: Counter[str] = Counter()
         self.seconds = 0.0
         self._steps: deque[tuple[int, float]] = deque(maxlen=8)
+        #: Fetches whose end some rank may not know, with the locations that hold nothing.
+        self._untold: Ended = {}
 
     def worth(self, tokens: int) -> bool:
         """Whether a prefix of ``tokens`` is worth reading from a peer."""
@@ -133,7 +140,7 @@ class Fetching:
             self.skipped["too_short"] += 1
             return None
         with self._lock:
-            plan = self._planner.plan_fetch(wanted.keys, state.mark)
+            plan = self._plan(wanted, state.mark)
         if plan is None:
             self.skipped["no_room"] += 1
             return None
@@ -142,6 +149,27 @@ class Fetching:
         self.fetches += 1
         deadline_seconds = self.rates.deadline_seconds(wanted.tokens)
         return FetchOrder(plan.fetch_id, wanted.member, plan.keys, plan.locations, deadline_seconds)
+
+    def _plan(self, wanted: Wanted, mark: int) -> FetchPlan | None:
+        """Rows for all of it, or for a head that is worth it; None without.
+
+        The keys of several KV groups are of no use but together.
+        """
+        fetches, count = self._planner.fetches, len(wanted.keys)
+        several = not self._planner.index.hit_while_fetching
+        found = min(count, fetches.room())
+        if self._fits(found, wanted, several):
+            plan = self._planner.plan_fetch(wanted.keys[:found], mark)
+            if plan is None or self._fits(len(plan.keys), wanted, several):
+                return plan
+            plan.held = False
+            fetches.commit(plan.fetch_id, range(len(plan.keys)))
+        return None
+
+    def _fits(self, found: int, wanted: Wanted, several: bool) -> bool:
+        if found == len(wanted.keys):
+            return True
+        return found > 0 and not several and self.worth(found * self._block_tokens)
 
     def release(self, state: RequestState) -> None:
         """The request has pinned what it loads, or ends: drop what was kept for it."""
@@ -159,17 +187,32 @@ class Fetching:
             plan = self._planner.fetches.commit(
                 outcome.fetch_id, outcome.failed, outcome.quarantined
             )
-        if plan is None:
-            return
+            if plan is None:
+                return
+            if outcome.untold:
+                lost = frozenset(plan.locations[position] for position in outcome.failed)
+                self._untold[plan.fetch_id] = None if len(lost) == len(plan.keys) else lost
         self.seconds += outcome.seconds
         if outcome.reason:
             self.failures[outcome.reason] += 1
         tokens = (len(plan.keys) - len(outcome.failed)) * self._block_tokens
         self.rates.note_fetch(tokens, outcome.read_seconds, outcome.seconds)
 
+    def take_untold(self) -> Ended:
+        """What the ranks are to be told with the next step, lest loads wait for nothing."""
+        if not self._untold:
+            return {}
+        with self._lock:
+            untold, self._untold = self._untold, {}
+        return untold
+
     def step_begins(self, tokens: int) -> None:
-        """A step computes ``tokens``; measured from here to its end, the oldest step first."""
-        self._steps.append((tokens, time.perf_counter()))
+        """A step computes ``tokens``; measured from here to its end, the oldest step first.
+
+        vLLM does not report the end of steps that compute nothing.
+        """
+        if tokens:
+            self._steps.append((tokens, time.perf_counter()))
 
     def step_ends(self) -> None:
         if self._steps:

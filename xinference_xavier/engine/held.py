@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,6 +48,12 @@ class HeldLoads:
         with self._lock:
             self._held[job.job_id] = held
         self._gates.when_settled(fetches, lambda: self._release(held))
+
+    def end(self, ended: Mapping[int, frozenset[int] | None]) -> None:
+        """Let loads go on that wait for these fetches, if nobody has told of their end yet."""
+        for fetch_id, lost in ended.items():
+            if not self._gates.is_over(fetch_id):
+                self._gates.settle(fetch_id, lost)
 
     def poll(self) -> None:
         """Submit what may go on, and what has waited for too long."""

@@ -67,6 +67,8 @@ class XavierConnectorMetadata(OffloadingConnectorMetadata):
     moves: list[MoveJob] = field(default_factory=list)
     #: Loads that must wait for rows still being read from a peer: job id to fetches.
     waits: dict[int, frozenset[int]] = field(default_factory=dict)
+    #: Fetches that have ended without every rank being told, and what of them did not arrive.
+    ended: dict[int, frozenset[int] | None] = field(default_factory=dict)
 
 
 class Copied(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,8 @@ class Stats:
     def __init__(self, manager: XavierManager, settings: EngineSettings) -> None:
         self._manager = manager
         self._settings = settings
+        #: How many replicas this one can read from now.
+        self.peers: Callable[[], int] = lambda: 0
         #: vLLM's block pool, once the scheduler has made it.
         self.block_pool: Any = None
         self._shadowed = 0
@@ -68,6 +71,7 @@ class Stats:
         return {
             **manager.fetching.as_dict(),
             "quarantined_rows": manager.planner.fetches.quarantined_rows,
+            "peers": self.peers(),
             "leases": len(manager.leases),
             "leased_rows": manager.leases.rows,
             "leases_granted": manager.leases.granted,

@@ -91,6 +91,10 @@ class XavierWorker(OffloadingWorker):
         self._load_requests.update(requests)
         self._waits.update(waits)
 
+    def end_fetches(self, ended: Mapping[int, frozenset[int] | None]) -> None:
+        """Fetches whose end this rank may not have been told by its actor."""
+        self._held.end(ended)
+
     def submit_moves(self, moves: Collection[MoveJob]) -> None:
         """Copy rows between the tiers; after the step's loads, which somebody waits for."""
         for move in moves:
