@@ -162,6 +162,7 @@ class Bridge:
         if self._sharing is None and self._setup is not None and self._heartbeat is not None:
             self._sharing = Sharing(self._setup, self._heartbeat)
             self._shares = asyncio.ensure_future(self._run_sharing(self._sharing))
+            self._heartbeat.soon()
 
     async def _run_sharing(self, sharing: Sharing) -> None:
         try:

@@ -11,11 +11,13 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import xoscar as xo
 
+from xinference_xavier.policy.leases import NOT_NOW
 from xinference_xavier.types import NOWHERE
 
 from .peers import Peer, Peers
@@ -27,6 +29,13 @@ logger = logging.getLogger(__name__)
 CALL_SECONDS = 2.0
 #: What a rank's answer may lag behind its own deadline.
 GRACE_SECONDS = 2.0
+#: How often a rank that did not answer is asked again whether bytes may still land.
+LANDED_SECONDS = 5.0
+
+#: Reasons that say nothing about the peer itself.
+_BLAMELESS = ("peer_gone", "lease_lost", "bridge_gone")
+#: A call that never reached a rank of ours has begun no read there.
+_NOT_BEGUN = (xo.ActorNotExist, ConnectionRefusedError)
 
 
 class FetchOrder(NamedTuple):
@@ -53,11 +62,13 @@ class FetchOutcome(NamedTuple):
     read_seconds: float
     #: Empty, or why it failed: a metric label.
     reason: str
+    #: Some rank may not know the end: its loads that wait have to be told on another way.
+    untold: bool = False
 
     @classmethod
     def nothing(cls, order: FetchOrder, reason: str) -> FetchOutcome:
         """Of a fetch that never began."""
-        return cls(order.fetch_id, range(len(order.keys)), False, 0.0, 0.0, reason)
+        return cls(order.fetch_id, range(len(order.keys)), False, 0.0, 0.0, reason, True)
 
 
 class Landed(NamedTuple):
@@ -74,8 +85,45 @@ class _FetchError(Exception):
         self.label = label
 
 
+@dataclass(eq=False)
+class _Attempt:
+    """A fetch under way."""
+
+    order: FetchOrder
+    began: float = field(default_factory=time.perf_counter)
+    #: Whether ranks were asked to read, and what each answered.
+    reading: bool = False
+    results: list[FetchResult] = field(default_factory=list)
+    #: Positions whose bytes did not arrive, and why.
+    failed: Sequence[int] = ()
+    reason: str = ""
+
+    def fail(self, reason: str) -> None:
+        """Nothing of it counts."""
+        self.failed, self.reason = range(len(self.order.keys)), reason
+
+    @property
+    def late(self) -> bool:
+        """Whether bytes may still land."""
+        unanswered = self.reading and not self.results
+        return unanswered or any(result.status == "late" for result in self.results)
+
+    def outcome(self, told: bool) -> FetchOutcome:
+        read_seconds = max((result.seconds for result in self.results), default=0.0)
+        seconds = time.perf_counter() - self.began
+        return FetchOutcome(
+            *(self.order.fetch_id, self.failed, self.late, seconds, read_seconds),
+            reason=self.reason,
+            untold=not told,
+        )
+
+
 class Fetcher:
-    """Runs fetches; ``tell`` is called with outcomes, on the event loop."""
+    """Runs fetches; ``tell`` is called with outcomes, on the event loop: once for every order,
+    whatever happens.
+
+    ``forget`` is told which keys a member turned out not to hold.
+    """
 
     def __init__(
         self,
@@ -83,83 +131,98 @@ class Fetcher:
         peers: Peers,
         ttl_seconds: float,
         tell: Callable[[FetchOutcome | Landed], None],
+        forget: Callable[[str, Collection[bytes]], None] = lambda member, keys: None,
     ) -> None:
         self._me = me
         self._peers = peers
         self._ttl_seconds = ttl_seconds
         self._tell = tell
+        self._forget = forget
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def start(self, order: FetchOrder) -> None:
         """Begin a fetch; returns at once."""
-        task = asyncio.ensure_future(self._run(order))
+        if self._closed:
+            self._tell(FetchOutcome.nothing(order, "bridge_gone"))
+            return
+        task = asyncio.ensure_future(self._run(_Attempt(order)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
+        """End all fetches as failed."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
 
-    async def _run(self, order: FetchOrder) -> None:
-        started = time.perf_counter()
-        failed: Sequence[int] = range(len(order.keys))
-        results: list[FetchResult] = []
-        reason = ""
-        peer = self._peers.get(order.member)
+    async def _run(self, attempt: _Attempt) -> None:
+        told = False
         try:
-            if peer is None or not peer.agents:
+            await self._try(attempt)
+            told = await self._settle(attempt)
+        except asyncio.CancelledError:
+            attempt.fail("bridge_gone")
+            raise
+        finally:
+            self._tell(attempt.outcome(told))
+        if attempt.late:
+            await self._wait_landed(attempt.order.fetch_id)
+
+    async def _try(self, attempt: _Attempt) -> None:
+        """Fetch; failures end up in ``attempt``."""
+        peer = self._peers.get(attempt.order.member)
+        try:
+            if peer is None or not peer.ready:
                 raise _FetchError("peer_gone")
-            failed = await self._fetch(order, peer, results)
+            await self._fetch(attempt, peer)
             self._peers.succeeded(peer)
-            reason = "stale" if failed else ""
+        except _FetchError as error:
+            attempt.fail(error.label)
+            logger.debug("xavier: fetch %d: %r", attempt.order.fetch_id, error)
+            if peer is not None and error.label not in _BLAMELESS:
+                self._peers.failed(peer, ": ".join(str(part) for part in error.args if part))
         except Exception as error:
-            reason = error.label if isinstance(error, _FetchError) else "internal"
-            logger.debug("xavier: fetch %d: %r", order.fetch_id, error)
-            if reason == "internal":
-                logger.warning("xavier: a fetch failed", exc_info=True)
+            attempt.fail("internal")
+            logger.warning("xavier: a fetch failed", exc_info=True)
             if peer is not None:
-                self._note_failure(peer, reason, error)
-        late = any(result.status == "late" for result in results)
-        await self._settle(order, failed)
-        read_seconds = max((result.seconds for result in results), default=0.0)
-        seconds = time.perf_counter() - started
-        self._tell(FetchOutcome(order.fetch_id, failed, late, seconds, read_seconds, reason))
-        if late:
-            await self._wait_landed(order.fetch_id)
+                self._peers.failed(peer, repr(error))
 
-    def _note_failure(self, peer: Peer, reason: str, error: Exception) -> None:
-        """All but a lost lease says something about the peer itself."""
-        if reason == "lease_lost":
-            return
-        peer.ref = None
-        self._peers.failed(peer, ": ".join(str(part) for part in error.args if part))
-
-    async def _fetch(
-        self, order: FetchOrder, peer: Peer, results: list[FetchResult]
-    ) -> Sequence[int]:
-        """Positions that the owner did not have; ``results`` gets each rank's answer."""
-        token = self._peers.token
+    async def _fetch(self, attempt: _Attempt, peer: Peer) -> None:
+        order, token = attempt.order, self._peers.token
+        limit = min(CALL_SECONDS, order.deadline_seconds)
         try:
-            ref = await xo.wait_for(self._peers.reach(peer), CALL_SECONDS)
+            ref = await xo.wait_for(self._peers.reach(peer), limit)
             asking = ref.lease(
                 *(token, self._me, b"".join(order.keys), len(order.keys[0]), self._ttl_seconds)
             )
-            lease_id, found = await xo.wait_for(asking, CALL_SECONDS)
+            lease_id, found = await xo.wait_for(asking, limit)
         except Exception as error:
             raise _FetchError("lease_failed", repr(error)) from error
-        granted = [i for i, location in enumerate(found) if location != NOWHERE]
+        granted = [i for i, location in enumerate(found) if location > NOT_NOW]
         held = False
         try:
             if granted:
+                attempt.reading = True
                 sources = array("q", (found[i] for i in granted)).tobytes()
                 targets = array("q", (order.locations[i] for i in granted)).tobytes()
-                results += await self._read(order, peer, sources, targets)
-                self._check(results)
+                attempt.results = await self._read(order, peer, sources, targets)
+                self._check(attempt.results)
         finally:
             held = await self._release(ref, token, lease_id)
         if granted and not held:
             raise _FetchError("lease_lost")
-        return [i for i, location in enumerate(found) if location == NOWHERE]
+        self._note_refused(attempt, found)
+
+    def _note_refused(self, attempt: _Attempt, found: Sequence[int]) -> None:
+        """Positions that the owner did not lease. What it does not hold, nobody asks it again."""
+        order = attempt.order
+        attempt.failed = [i for i, location in enumerate(found) if location <= NOT_NOW]
+        stale = [order.keys[i] for i in attempt.failed if found[i] == NOWHERE]
+        if stale:
+            self._forget(order.member, stale)
+        if attempt.failed:
+            attempt.reason = "stale" if stale else "capped"
 
     async def _read(
         self, order: FetchOrder, peer: Peer, sources: bytes, targets: bytes
@@ -178,12 +241,13 @@ class Fetcher:
         return [self._as_result(answer) for answer in answers]
 
     def _as_result(self, answer: FetchResult | BaseException) -> FetchResult:
-        """A rank of our own that does not answer may still be reading, unless it has no actor."""
+        """A rank of our own that does not answer may still be reading."""
         if isinstance(answer, FetchResult):
             return answer
-        self._peers.give_up(f"the actor of a rank does not answer: {answer!r}")
+        if not isinstance(answer, TimeoutError | asyncio.TimeoutError):
+            self._peers.give_up(f"the actor of a rank does not answer: {answer!r}")
         return FetchResult(
-            "failed" if isinstance(answer, xo.ActorNotExist) else "late", error=repr(answer)
+            "failed" if isinstance(answer, _NOT_BEGUN) else "late", error=repr(answer)
         )
 
     @staticmethod
@@ -201,21 +265,26 @@ class Fetcher:
             logger.debug("xavier: releasing lease %d failed: %r", lease_id, error)
             return False
 
-    async def _settle(self, order: FetchOrder, failed: Sequence[int]) -> None:
-        """Tell the ranks before the engine: loads that wait go on in each."""
+    async def _settle(self, attempt: _Attempt) -> bool:
+        """Tell the ranks before the engine: loads that wait go on in each. Whether all know."""
+        order, failed = attempt.order, attempt.failed
         every = len(failed) == len(order.keys)
         lost = None if every else [order.locations[position] for position in failed]
-        await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 xo.wait_for(tier.settle(order.fetch_id, lost), CALL_SECONDS)
                 for tier in self._peers.tiers
             ),
             return_exceptions=True,
         )
+        return not any(isinstance(answer, BaseException) for answer in answers)
 
     async def _wait_landed(self, fetch_id: int) -> None:
         """A rank that cannot be asked keeps its rows in quarantine."""
-        waits = (tier.landed(fetch_id) for tier in self._peers.tiers)
-        answers = await asyncio.gather(*waits, return_exceptions=True)
-        if not any(isinstance(answer, BaseException) for answer in answers):
-            self._tell(Landed(fetch_id))
+        while True:
+            waits = (tier.landed(fetch_id) for tier in self._peers.tiers)
+            answers = await asyncio.gather(*waits, return_exceptions=True)
+            if not any(isinstance(answer, BaseException) for answer in answers):
+                break
+            await asyncio.sleep(LANDED_SECONDS)
+        self._tell(Landed(fetch_id))

@@ -53,6 +53,7 @@ class Heartbeat:
         self._tracker: xo.ActorRefType[TrackerActor] | None = None
         self._had_tracker = False
         self._failing = False
+        self._soon = asyncio.Event()
 
     @property
     def tracker(self) -> xo.ActorRefType[TrackerActor] | None:
@@ -62,8 +63,14 @@ class Heartbeat:
     async def run(self) -> None:
         """Beat until cancelled; failures are logged and never raised."""
         while True:
+            self._soon.clear()
             await self._beat_once()
-            await asyncio.sleep(self._interval_seconds)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), self._interval_seconds)
+
+    def soon(self) -> None:
+        """Beat at once: there is news. On the event loop."""
+        self._soon.set()
 
     async def forget(self) -> None:
         """Take the entry back, if the tracker answers at once."""

@@ -33,14 +33,19 @@ class Lender:
     async def lease(
         self, peer: str, keys: Sequence[bytes], ttl_seconds: float
     ) -> tuple[int, list[int]]:
-        """Pin ``keys`` for ``peer``: the lease's number, and a location or ``NOWHERE`` per key."""
+        """Pin ``keys`` for ``peer``: the lease's number, and per key a location, ``NOWHERE`` or
+        ``NOT_NOW``."""
         with self._lock:
             lease_id = self._leases().open(peer, time.monotonic(), ttl_seconds)
         found: list[int] = []
-        for start in range(0, len(keys), KEYS_PER_SLICE):
-            with self._lock:
-                found += self._leases().extend(lease_id, keys[start : start + KEYS_PER_SLICE])
-            await asyncio.sleep(0)
+        try:
+            for start in range(0, len(keys), KEYS_PER_SLICE):
+                with self._lock:
+                    found += self._leases().extend(lease_id, keys[start : start + KEYS_PER_SLICE])
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:  # the peer waits no longer: nobody would release it
+            self.release(lease_id)
+            raise
         return lease_id, found
 
     def release(self, lease_id: int) -> bool:

@@ -34,8 +34,11 @@ class Peer:
 
     entry: PeerEntry
     ref: xo.ActorRefType[ReplicaActor] | None = None
-    #: NIXL agent of each of its ranks, in rank order; empty until it was met.
+    #: NIXL agent of each of its ranks that ours were told of, in rank order.
     agents: list[str] = field(default_factory=list)
+    #: Met since it failed last: only then it is asked for blocks.
+    ready: bool = False
+    met_before: bool = False
     failures: int = 0
     paused_until: float = 0.0
     meeting: asyncio.Task[None] | None = None
@@ -67,21 +70,32 @@ class Peers:
     def entries(self) -> list[PeerEntry]:
         return [peer.entry for peer in self._peers.values()]
 
-    def update(self, entries: Sequence[PeerEntry]) -> set[str]:
-        """Take the tracker's word for who is there; returns the members that are gone."""
+    def update(self, entries: Sequence[PeerEntry], whole: bool = True) -> set[str]:
+        """Take the tracker's word for who is there; returns the members that are gone.
+
+        Unless ``whole``, the tracker has yet to hear from some: then only those are gone in whose
+        place somebody else is.
+        """
         there = {entry["member"]: entry for entry in entries if self._reachable(entry)}
-        gone = self._peers.keys() - there.keys()
+        places = {_place(entry) for entry in there.values()}
+        gone = {
+            member
+            for member, peer in self._peers.items()
+            if member not in there and (whole or _place(peer.entry) in places)
+        }
         for member in gone:
             self._part(self._peers.pop(member))
         for member, entry in there.items():
-            peer = self._peers.setdefault(member, Peer(entry))
-            if not peer.agents and peer.meeting is None and self._may_try(peer):
-                peer.meeting = asyncio.ensure_future(self._meet(peer))
-        self._refresh()
-        return set(gone)
+            self._peers.setdefault(member, Peer(entry))
+        self.tick()
+        return gone
 
     def failed(self, peer: Peer, reason: str) -> None:
-        """A call or a read failed: leave the peer alone for a while."""
+        """A call or a read failed: leave the peer alone for a while, then meet it anew."""
+        if peer.ready:  # else another fetch has said so
+            self._pause(peer, reason)
+
+    def _pause(self, peer: Peer, reason: str) -> None:
         pause = min(PAUSE_SECONDS * 2**peer.failures, LONGEST_PAUSE_SECONDS)
         if not peer.failures:
             logger.warning(
@@ -89,18 +103,19 @@ class Peers:
                 "until it answers again",
                 *(peer.entry["replica"], peer.entry["model_uid"], reason),
             )
+        peer.ref, peer.ready = None, False
         peer.failures += 1
         peer.paused_until = time.monotonic() + pause
         self._refresh()
 
     def succeeded(self, peer: Peer) -> None:
+        """Blocks of the peer arrived, or at least its answer."""
         if peer.failures:
             logger.info(
-                "xavier: replica %d of %s answers again",
+                "xavier: replica %d of %s is read from again",
                 *(peer.entry["replica"], peer.entry["model_uid"]),
             )
-        peer.failures, peer.paused_until = 0, 0.0
-        self._refresh()
+        peer.failures = 0
 
     def give_up(self, reason: str) -> None:
         """This replica itself can read from nobody any more."""
@@ -131,21 +146,21 @@ class Peers:
 
     def _refresh(self) -> None:
         self.usable = frozenset(
-            member
-            for member, peer in self._peers.items()
-            if peer.agents and self._may_try(peer) and not self._given_up
+            member for member, peer in self._peers.items() if peer.ready and not self._given_up
         )
 
     def tick(self) -> None:
-        """Let peers whose pause is over be asked again."""
+        """Meet those that are new, or have failed and paused. Requests never try a peer out."""
+        for peer in self._peers.values():
+            if not peer.ready and peer.meeting is None and self._may_try(peer):
+                peer.meeting = asyncio.ensure_future(self._meet(peer))
         self._refresh()
 
     async def _meet(self, peer: Peer) -> None:
         try:
             await xo.wait_for(self._introduce(peer), MEET_SECONDS)
         except Exception as error:
-            peer.ref = None
-            self.failed(peer, f"meeting it failed: {type(error).__name__}: {error}")
+            self._pause(peer, f"meeting it failed: {type(error).__name__}: {error}")
         finally:
             peer.meeting = None
         self._refresh()
@@ -155,14 +170,16 @@ class Peers:
         memories: list[Any] = await ref.meet(self.token)
         if len(memories) != len(self.tiers):
             raise ValueError(f"it has {len(memories)} ranks, this replica {len(self.tiers)}")
+        peer.agents = [memory.agent for memory in memories]
         pairs = zip(self.tiers, memories, strict=True)
         await asyncio.gather(*(tier.meet(memory) for tier, memory in pairs))
-        peer.agents = [memory.agent for memory in memories]
-        logger.info(
-            "xavier: shares with replica %d of %s at %s",
-            *(peer.entry["replica"], peer.entry["model_uid"], peer.entry["address"]),
-        )
-        self.succeeded(peer)
+        peer.ready = True
+        if not peer.met_before:  # whether one that failed reads well again, a fetch will show
+            logger.info(
+                "xavier: shares with replica %d of %s at %s",
+                *(peer.entry["replica"], peer.entry["model_uid"], peer.entry["address"]),
+            )
+            peer.met_before, peer.failures = True, 0
 
     def _part(self, peer: Peer) -> None:
         if peer.meeting is not None:
@@ -170,6 +187,10 @@ class Peers:
         for tier, agent in zip(self.tiers, peer.agents, strict=False):
             task = asyncio.ensure_future(tier.part(agent))
             task.add_done_callback(_ignore_result)
+
+
+def _place(entry: PeerEntry) -> tuple[str, int]:
+    return entry["model_uid"], entry["replica"]
 
 
 def _ignore_result(task: asyncio.Future[Any]) -> None:

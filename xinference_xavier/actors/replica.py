@@ -68,8 +68,8 @@ class ReplicaActor(xo.StatelessActor):
     ) -> tuple[int, list[int]]:
         """Keep rows for ``peer`` until ``release`` or for ``ttl_seconds``.
 
-        ``keys`` are ``key_bytes`` long each. Returns the lease's number and, per key, its location
-        or ``NOWHERE``. Raises as ``meet``.
+        ``keys`` are ``key_bytes`` long each. Returns the lease's number and, per key, its location,
+        ``NOWHERE`` or ``NOT_NOW`` (``policy/leases.py``). Raises as ``meet``.
         """
         face = self._admit(token)
         split = [keys[start : start + key_bytes] for start in range(0, len(keys), key_bytes)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,15 @@ logger = logging.getLogger(__name__)
 
 #: How often changes are published.
 PUBLISH_SECONDS = 0.02
+#: How often peers are looked after.
+TICK_SECONDS = 0.1
 #: Batches sent before others get a turn.
 BATCHES_PER_TURN = 16
 CALL_SECONDS = 5.0
 #: How long a batch that overtook another one waits for it before the whole is asked for.
 LATE_SECONDS = 0.2
+#: After a tracker came back empty, peers that have not found it again are kept for this long.
+PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,9 @@ class Sharing:
         self.peers: Peers | None = None
         self._fetcher: Fetcher | None = None
         self._catching_up: dict[str, asyncio.Task[None]] = {}
+        self._patient_until = 0.0
+        #: Whether the tracker knows this replica: else it takes no batches.
+        self._known = True
         self._loop = asyncio.get_running_loop()
 
     # -- for the scheduler thread ----------------------------------------------------------------
@@ -107,22 +115,33 @@ class Sharing:
             await xo.actor_ref(uid=tier.uid, address=tier.address) for tier in setup.tiers
         ]
         peers = Peers(setup.token, tiers, setup.entry["machine"])
-        self._fetcher = Fetcher(setup.entry["member"], peers, setup.ttl_seconds, setup.tell)
+        self._fetcher = Fetcher(
+            *(setup.entry["member"], peers, setup.ttl_seconds, setup.tell, self._forget_stale)
+        )
         self.peers = peers
         try:
-            await asyncio.gather(self._publish_forever(), setup.lender.expire_forever())
+            await asyncio.gather(
+                self._publish_forever(), setup.lender.expire_forever(), self._tick_forever(peers)
+            )
         finally:
-            self._fetcher.close()
             peers.close()
+            self._fetcher.close()
+
+    def _forget_stale(self, member: str, keys: Collection[bytes]) -> None:
+        for key in keys:
+            self.mirror.forget_key(member, key)
+
+    async def _tick_forever(self, peers: Peers) -> None:
+        while True:
+            peers.tick()
+            await asyncio.sleep(TICK_SECONDS)
 
     async def _publish_forever(self) -> None:
         publisher = self._setup.publisher
         while True:
             await asyncio.sleep(PUBLISH_SECONDS)
-            if self.peers is not None:
-                self.peers.tick()
             tracker = self._heartbeat.tracker
-            if tracker is None:
+            if tracker is None or not self._known:
                 continue
             if publisher.needs_restart:
                 publisher.restart(self._setup.readable)
@@ -131,8 +150,7 @@ class Sharing:
                 if batch is None:
                     break
                 if not await self._publish(tracker, batch):
-                    publisher.needs_restart = True
-                    await asyncio.sleep(LATE_SECONDS)
+                    publisher.needs_restart, self._known = True, False
                     break
 
     async def _publish(self, tracker: Any, batch: Batch) -> bool:
@@ -146,15 +164,17 @@ class Sharing:
 
     def hear_heartbeat(self, reply: HeartbeatReply) -> None:
         """Who is there, and how far the directory is."""
+        self._known = True
         if self.peers is None:
             return
-        for member in self.peers.update(reply["peers"]):
-            self.mirror.drop(member)
-        numbers = dict(reply["numbers"])
+        numbers, now = dict(reply["numbers"]), time.monotonic()
         own = numbers.pop(self._setup.entry["member"], None)
         publisher = self._setup.publisher
         if own is None and publisher.number >= 0:  # the tracker came back empty
             publisher.needs_restart = True
+            self._patient_until = now + PATIENCE_SECONDS
+        for member in self.peers.update(reply["peers"], whole=now >= self._patient_until):
+            self.mirror.drop(member)
         for member in self.mirror.wanted(numbers):
             self._catch_up(member)
 

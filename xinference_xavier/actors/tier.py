@@ -67,8 +67,8 @@ class TierActor(xo.StatelessActor):
 
     async def meet(self, memory: Any) -> None:
         """Connect to a peer's rank. Raises ``TransferError``."""
-        await asyncio.wrap_future(self._reader.connect(memory))
         self._memories[memory.agent] = memory
+        await asyncio.wrap_future(self._reader.connect(memory))
 
     def part(self, agent: str) -> None:
         """The peer is gone."""
@@ -82,17 +82,20 @@ class TierActor(xo.StatelessActor):
         memory = self._memories.get(agent)
         if memory is None:
             return FetchResult("failed", error="this rank is not connected to that peer")
+        if self._gates.is_over(fetch_id):  # the order was late: its rows may be in use again
+            return FetchResult("failed", error="the fetch had ended before it began here")
         pair = (np.frombuffer(sources, np.int64), np.frombuffer(targets, np.int64))
         self._forget(pair[1])
+        # Known from the start: when the bridge gives up, this call is cancelled, the read is not.
+        read = self._reads[fetch_id] = self._reader.read(memory, *pair, timeout_seconds)
+        status, seconds, text = "ok", 0.0, ""
         try:
-            read = self._reader.read(memory, *pair, timeout_seconds)
             seconds = await asyncio.wrap_future(read.done)
         except TransferError as error:
-            if read.settled.done():
-                return FetchResult("failed", error=str(error))
-            self._reads[fetch_id] = read
-            return FetchResult("late", error=str(error))
-        return FetchResult("ok", seconds)
+            status, text = "failed" if read.settled.done() else "late", str(error)
+        if status != "late":
+            del self._reads[fetch_id]
+        return FetchResult(status, seconds, text)
 
     def settle(self, fetch_id: int, lost: list[int] | None) -> None:
         """The fetch is over for all ranks: ``lost`` locations hold nothing (None: all of them)."""
@@ -100,6 +103,8 @@ class TierActor(xo.StatelessActor):
 
     async def landed(self, fetch_id: int) -> None:
         """Return once nothing of a late fetch can land any more."""
+        if not self._gates.is_over(fetch_id):
+            self._gates.settle(fetch_id, None)
         read = self._reads.get(fetch_id)
         if read is None:
             return

@@ -14,6 +14,9 @@ from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.tier import LEAVING, READY
 from xinference_xavier.types import NOWHERE, row_of
 
+#: In the place of a location: the key is here, and cannot be leased at the moment.
+NOT_NOW = NOWHERE + 1
+
 #: Rows that one peer may hold, of all rows, and that all peers together may.
 PEER_SHARE, ALL_SHARE = 4, 2
 
@@ -64,26 +67,28 @@ class Leases:
         return lease_id
 
     def extend(self, lease_id: int, keys: Sequence[bytes]) -> list[int]:
-        """Pin each key's row under the lease; its location, or ``NOWHERE`` if it is not to be had.
-
-        A lease that ended meanwhile gets nothing.
+        """Pin each key's row under the lease; its location, ``NOWHERE`` if the key is not here, or
+        ``NOT_NOW``: it is being written, the caps are reached, or the lease ended meanwhile.
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            return [NOWHERE] * len(keys)
+            return [NOT_NOW] * len(keys)
         room = self.room(lease.peer)
         found = []
         for key in keys:
             location = self._index.where(key)
             tier, row = self._index.rows_at(location), row_of(location)
-            if location == NOWHERE or not room or tier.state[row] not in (READY, LEAVING):
+            if location == NOWHERE:
                 found.append(NOWHERE)
+                continue
+            if not room or tier.state[row] not in (READY, LEAVING):
+                found.append(NOT_NOW)
                 continue
             tier.pin(row)
             room -= 1
             lease.locations.append(location)
             found.append(location)
-        held = sum(1 for location in found if location != NOWHERE)
+        held = sum(1 for location in found if location > NOT_NOW)
         self._rows_of[lease.peer] = self._rows_of.get(lease.peer, 0) + held
         return found
 

@@ -45,7 +45,7 @@ class Gates:
     def when_settled(self, fetch_ids: Collection[int], waiter: Waiter) -> None:
         """Call ``waiter`` once all have ended: at once on this thread if they have."""
         with self._lock:
-            pending = {i for i in fetch_ids if not self._is_over(i)}
+            pending = {i for i in fetch_ids if not self._known(i)}
             if pending:
                 self._waiters.append((pending, waiter))
         if not pending:
@@ -62,5 +62,10 @@ class Gates:
                 found |= lost
         return frozenset(found)
 
-    def _is_over(self, fetch_id: int) -> bool:
+    def is_over(self, fetch_id: int) -> bool:
+        """Whether the fetch has ended."""
+        with self._lock:
+            return self._known(fetch_id)
+
+    def _known(self, fetch_id: int) -> bool:
         return fetch_id in self._outcomes or fetch_id <= self._forgotten

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policy_cache import Cache, prompt
 
-from xinference_xavier.policy.leases import Leases
+from xinference_xavier.policy.leases import NOT_NOW, Leases
 from xinference_xavier.types import NOWHERE
 
 
@@ -31,7 +31,7 @@ def test_an_expired_lease_gives_its_rows_back_and_has_not_held() -> None:
     lease = leases.open("peer", now=0.0, ttl_seconds=10)
     leases.extend(lease, keys)
     assert leases.expire(10.0) == 1
-    assert leases.extend(lease, keys) == [NOWHERE] * 2
+    assert leases.extend(lease, keys) == [NOT_NOW] * 2
     assert not leases.release(lease)
     assert (leases.expired, leases.rows) == (1, 0)
     cache.store(prompt(2, 8))
@@ -45,7 +45,7 @@ def test_only_rows_that_hold_bytes_are_leased() -> None:
     fetching = cache.planner.plan_fetch(keys[2:3], cache.mark())
     leases = Leases(cache.index)
     found = leases.extend(leases.open("peer", 0.0, 1.0), keys)
-    assert found == [cache.index.where(keys[0]), NOWHERE, NOWHERE, NOWHERE]
+    assert found == [cache.index.where(keys[0]), NOT_NOW, NOT_NOW, NOWHERE]
     leases.clear()
     cache.planner.commit_store(storing, ok=True)
     assert fetching is not None
@@ -58,7 +58,7 @@ def test_caps_per_peer_and_in_all() -> None:
     cache.store(keys)
     leases = Leases(cache.index)
     granted = [
-        sum(at != NOWHERE for at in leases.extend(leases.open(peer, 0.0, 1.0), keys))
+        sum(at > NOT_NOW for at in leases.extend(leases.open(peer, 0.0, 1.0), keys))
         for peer in ("a", "a", "b", "c")
     ]
     assert granted == [4, 0, 4, 0]
