@@ -105,14 +105,9 @@ class Mirror:
         self._catch_up(name)
 
     def wanted(self, numbers: Mapping[str, int]) -> list[str]:
-        """Members whose snapshot is wanted: those behind ``numbers``, the tracker's (the own one
-        left out), and not being loaded. Finds what no later batch reveals.
-
-        Batches held for members that the tracker does not know are let go.
-        """
+        """Those of ``numbers``, some or all of the tracker's, whose snapshot is wanted: what is
+        known or being loaded is older. Finds what no later batch reveals."""
         known = self._mirrored
-        for name in [n for n, m in known.items() if m.keys is None and n not in numbers]:
-            del known[name]
         return [
             name
             for name, number in numbers.items()

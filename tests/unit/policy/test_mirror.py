@@ -181,13 +181,13 @@ class TestSnapshots:
         mirror = mirror_of({"m": [1], "a": [1]})
         assert mirror.wanted({"m": 1, "a": 0, "new": 0}) == ["m", "new"]
 
-    def test_are_not_waited_for_when_the_tracker_does_not_know_the_member(self):
-        mirror = mirror_of({"a": [1]})
-        assert not mirror.apply(change(8))
-        assert mirror.wanted({}) == []
-        assert mirror.members() == ("a",)
-        load(mirror, 7, 1)
-        assert mirror.wanted({"m": 8}) == ["m"]  # what was held is gone
+    def test_of_other_members_may_be_wanted_meanwhile(self):
+        mirror = Mirror(slice_keys=1)
+        loading = mirror.load("m", 7, packed(1))
+        next(loading)
+        assert mirror.wanted({"a": 0}) == ["a"]
+        assert list(loading) == []
+        assert known(mirror) == {1}
 
 
 class TestKeys:
