@@ -13,15 +13,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import xoscar as xo
 from checks import check_step
 from harness import Asked, MakeReplica, Replica
 from shapes import Shape
+from xoscar.backends import pool as pool_module
+from xoscar.backends.router import Router
 
 from xinference_xavier.actors.sharing import Sharing
 from xinference_xavier.actors.tracker import get_or_create_tracker
 
 WAIT_SECONDS = 20.0
+
+
+def talk_through_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let actors of one process call each other as if they were in several.
+
+    xoscar runs a call to an actor of the same process on the caller's own loop: then no call could
+    be lost, and none would fail once the pool has stopped.
+    """
+    threads: dict[str, int] = {}
+    inside = Router.get_internal_address
+
+    def get_internal_address(self: Router, address: str) -> str | None:
+        if threads.get(address) != threading.get_ident():
+            return None
+        return inside(self, address)
+
+    def note_pool(address: str, pool: Any) -> None:
+        threads[address] = threading.get_ident()
+
+    monkeypatch.setattr(pool_module, "register_local_pool", note_pool)
+    monkeypatch.setattr(Router, "get_internal_address", get_internal_address)
 
 
 def until(happened: Callable[[], Any], what: str = "") -> None:
@@ -71,7 +95,11 @@ class Cluster:
         self.replicas: list[Replica] = []
 
     def add(self, shape: Shape) -> Replica:
-        own = replace(shape, replica=len(self.replicas), tracker=self.tracker.address)
+        return self.add_as(shape, len(self.replicas))
+
+    def add_as(self, shape: Shape, number: int) -> Replica:
+        """A replica of that number; an older one of the same number has to yield its place."""
+        own = replace(shape, replica=number, tracker=self.tracker.address)
         made = self._make(own)
         self.replicas.append(made)
         until(lambda: sharing_of(made) is not None, "the bridge to share")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from checks import check_rest
+from cluster import Cluster, TrackerPool, talk_through_sockets
 from harness import MakeReplica, Replica
 from shapes import Shape, write_model_config
+
+from xinference_xavier.actors import fetcher, peers, sharing
+from xinference_xavier.actors.bridge import Bridge
+from xinference_xavier.engine import connector
+from xinference_xavier.engine.settings import SECRET_VARIABLE
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +41,27 @@ def make_replica(model_config: Path) -> Iterator[MakeReplica]:
     finally:
         for replica in replicas:
             replica.shutdown()
+
+
+@pytest.fixture
+def quick_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackerPool]:
+    """A supervisor, for replicas that beat often and give up soon."""
+    talk_through_sockets(monkeypatch)
+    monkeypatch.setenv(SECRET_VARIABLE, "ab" * 32)
+    monkeypatch.setattr(connector, "Bridge", partial(Bridge, heartbeat_seconds=0.05))
+    monkeypatch.setattr(fetcher, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(fetcher, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(fetcher, "LANDED_SECONDS", 0.1)
+    monkeypatch.setattr(peers, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "LONGEST_PAUSE_SECONDS", 0.4)
+    monkeypatch.setattr(sharing, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(sharing, "PATIENCE_SECONDS", 2.0)
+    pool = TrackerPool()
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def quick_cluster(make_replica: MakeReplica, quick_tracker: TrackerPool) -> Cluster:
+    """Replicas whose faults are over soon."""
+    return Cluster(make_replica, quick_tracker)

@@ -85,7 +85,7 @@ class Heartbeat:
         try:
             if self._tracker is None:
                 self._tracker = await xo.wait_for(self._reach(), CALL_SECONDS)
-            beat = self._tracker.heartbeat(self._entry())
+            beat = self._tracker.heartbeat(self._entry(), self._secret)
             self._hear(await xo.wait_for(beat, CALL_SECONDS))
         except Exception as error:
             self._tracker = None
@@ -102,8 +102,6 @@ class Heartbeat:
         if tracker is None:
             raise NoTrackerError("xinference-xavier is not installed there, or switched off")
         self._had_tracker = True
-        if self._secret is not None:
-            await tracker.secret(self._secret)
         return tracker
 
     def _log_failure(self, error: Exception) -> None:

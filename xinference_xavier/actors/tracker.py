@@ -51,7 +51,10 @@ class TrackerActor(xo.StatelessActor):
 
     # -- registry ----------------------------------------------------------------------------
 
-    def heartbeat(self, entry: ReplicaEntry) -> HeartbeatReply:
+    def heartbeat(self, entry: ReplicaEntry, secret: bytes | None = None) -> HeartbeatReply:
+        """A replica is there; ``secret`` is the cluster's, for a tracker that came back empty."""
+        if secret is not None:
+            self.secret(secret)
         now = time.monotonic()
         self._registry.heartbeat(entry, now)
         self._forget_the_dead(now)
