@@ -1,11 +1,12 @@
 """Show the snapshot cache at work, on any machine with two cores: ``make demo``.
 
 Builds a small random model, starts a real Xinference and launches the model twice through the
-real command line: once without the cache, for the outputs to compare with, and once with it. Then
-every prompt is sent twice, one after the other. Two things are made small on purpose, and said so
-to the reader: the GPU tier, so that snapshots are demoted to the CPU tier, and the engine's own KV
-pool, so that it forgets a prompt before it comes again. On a real model the pool is small by
-itself, next to the prompts that come.
+real command line: once without the cache, for the outputs to compare with, and once with two
+replicas and the cache. Then every prompt is sent three times, one after the other: to one replica,
+to the other, and to both again. Xinference gives requests to replicas in turns. Two things are made
+small on purpose, and said so to the reader: the GPU tier, so that snapshots are demoted to the CPU
+tier, and the engine's own KV pool, so that it forgets a prompt before it comes again. On a real
+model the pool is small by itself, next to the prompts that come.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pathlib import Path
 from examples.demo.client import Client
 from examples.demo.report import HEADER, Record, Report
 from examples.demo.server import LAUNCH_SECONDS, Server, ServerError
+from examples.demo.session import Session
 
 ROOT = Path(__file__).parents[2]
 WORK_FOLDER = ROOT / ".demo"
 MODEL_SCRIPT = ROOT / "examples" / "tiny_model.py"
 
+REPLICAS = 2
 PROMPTS = 6
 #: A byte is a token: 4,300 tokens are 134 full blocks and a rest.
 PROMPT_TOKENS = 4300
@@ -36,7 +39,7 @@ BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 4608
 #: One longest request and nothing beside it: the engine's own prefix cache holds one prompt.
 POOL_BLOCKS = MAX_MODEL_TOKENS // BLOCK_TOKENS + 1
-#: About three of the six prompts: the others are demoted to the CPU tier.
+#: About three of the six prompts that each replica gets: others are demoted to the CPU tier.
 GPU_BUDGET = "300MiB"
 CPU_BUDGET = "800MiB"
 
@@ -50,12 +53,14 @@ LAUNCH_FLAGS = (
 )
 CACHE_FLAGS = (
     "--enable-xavier-gpu",
+    *("--replica", str(REPLICAS)),
     *("--xavier-gpu-budget", GPU_BUDGET, "--xavier-cpu-budget", CPU_BUDGET),
 )
 
 INTRODUCTION = f"""\
 [bold]A snapshot cache of KV blocks, on a toy model and without a GPU[/bold]
-{PROMPTS} prompts of {PROMPT_TOKENS:,} tokens, each sent twice, to a real Xinference with real vLLM.
+{PROMPTS} prompts of {PROMPT_TOKENS:,} tokens, to a real Xinference with two real vLLM replicas.
+What one replica has computed, the other reads from it instead of computing it again.
 Made small on purpose, so that hits are visible on a toy model:
   - the engine's own KV pool ({POOL_BLOCKS} blocks) forgets a prompt when the next one comes;
   - the GPU tier ({GPU_BUDGET}) holds about three prompts: older ones go to the CPU tier.
@@ -82,20 +87,13 @@ def make_prompts() -> list[str]:
     return ["".join(letters.choices("abcdefgh ijklmnop", k=PROMPT_TOKENS)) for _ in range(PROMPTS)]
 
 
-def second_pass_order() -> list[int]:
-    """The GPU tier's prompts first, then the demoted ones.
-
-    The last prompt of the first pass is not asked first: the engine itself still has it.
-    """
-    kept = PROMPTS // 2
-    return [*range(kept, PROMPTS), *range(kept)]
-
-
-def launch(server: Server, report: Report, model_uid: str, flags: tuple[str, ...]) -> Client:
+def launch(
+    server: Server, report: Report, model_uid: str, flags: tuple[str, ...], replicas: int = 1
+) -> Client:
     """Launch, and return when the model has loaded."""
     with report.console.status(f"launching {model_uid} (some 20 s)"):
         server.launch(model_uid, flags)
-        client = Client(server.url, model_uid, MAX_TOKENS)
+        client = Client(server.url, model_uid, MAX_TOKENS, replicas)
         server.wait(client.is_loaded, LAUNCH_SECONDS, f"{model_uid} has not loaded")
     return client
 
@@ -118,23 +116,21 @@ def run_baseline(server: Server, report: Report, model: Path, prompts: list[str]
 def run_cached(
     server: Server, report: Report, model: Path, prompts: list[str], expected: list[str]
 ) -> dict[str, object]:
-    """The same prompts twice with the cache; returns the figures of the last line."""
+    """The same prompts with the cache; returns the figures of the last line."""
     flags = (*LAUNCH_FLAGS, "--model-path", str(model), *CACHE_FLAGS)
-    client = launch(server, report, "cached", flags)
-    no_cache = "the cache does not report: run `xinference-xavier doctor`. Nothing heard"
-    server.wait(client.has_cache, 30, no_cache)
-    start = state = client.read_cache()
+    client = launch(server, report, "cached", flags, REPLICAS)
+    no_cache = "the replicas do not share: run `xinference-xavier doctor`. Nothing heard"
+    server.wait(client.has_cache, 60, no_cache)
     report.say(f"\n[bold]Launched with {' '.join(CACHE_FLAGS)}[/bold]\n{HEADER}")
-    order = [(n, "first") for n in range(len(prompts))]
-    order += [(n, "second") for n in second_pass_order()]
-    for number, phase in order:
-        with report.console.status(f"prompt {number + 1}, {phase} pass"):
-            answer = client.complete(prompts[number])
-            earlier = state.counters
-            state = client.read_cache_after(earlier.requests + (answer.error is None))
-        spent = state.counters - earlier
-        report.add(Record(number + 1, phase, answer, expected[number], spent))
-    summary = report.summary(start, state)
+    session = Session(client, report, prompts, expected)
+    start = session.state
+    for number in range(PROMPTS):
+        session.ask(number, "first")
+    for _ in range(PROMPTS):
+        session.ask(session.choose(of_others=True), "other")
+    for _ in range(PROMPTS):
+        session.ask(session.choose(of_others=False), "again")
+    summary = report.summary(start, session.state)
     client.close()
     return summary
 

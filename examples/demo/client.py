@@ -31,16 +31,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Counters:
-    """Monotonic counters of one replica: tokens by source, blocks by tier."""
+    """Monotonic counters of all replicas: tokens by source, blocks by tier."""
 
     requests: int
     tokens_prompt: int
     tokens_gpu: int
     tokens_cpu: int
+    tokens_peer: int
     tokens_engine: int
     tokens_computed: int
     hits_gpu_blocks: int
     hits_cpu_blocks: int
+    hits_peer_blocks: int
     misses_blocks: int
     demotions: int
 
@@ -57,15 +59,27 @@ class CacheState:
     counters: Counters
     gpu_snapshots: int
     cpu_snapshots: int
+    fetches: int
+    fetch_failures: int
+    #: Requests that each replica has counted, by its number.
+    requests: tuple[int, ...]
+    #: Replicas that each one can read from.
+    peers: tuple[int, ...]
+
+    def answered_by(self, earlier: CacheState) -> int | None:
+        """The replica that has counted a request since ``earlier``."""
+        pairs = zip(self.requests, earlier.requests, strict=True)
+        return next((number for number, (now, then) in enumerate(pairs) if now > then), None)
 
 
 class Client:
     """One model of one server."""
 
-    def __init__(self, url: str, model_uid: str, max_tokens: int) -> None:
+    def __init__(self, url: str, model_uid: str, max_tokens: int, replicas: int = 1) -> None:
         self._http = httpx.Client(base_url=url, timeout=300)
         self._model_uid = model_uid
         self._max_tokens = max_tokens
+        self._replicas = replicas
 
     def close(self) -> None:
         self._http.close()
@@ -98,30 +112,37 @@ class Client:
         return Answer("".join(pieces), ttft_seconds)
 
     def read_cache(self) -> CacheState:
-        """Counters and snapshots of the model's replica.
+        """Counters and snapshots of the model's replicas.
 
-        Raises ``LookupError`` when the model has no cache, or no replica has reported yet.
+        Raises ``LookupError`` when the model has no cache, or a replica has not reported yet.
         """
         answer = self._http.get(f"/v1/xavier/{self._model_uid}")
         if answer.status_code != 200:
             raise LookupError(f"GET /v1/xavier/{self._model_uid}: {answer.status_code}")
-        replicas = answer.json()["replicas"]
-        if not replicas or not replicas[0]["stats"]:
-            raise LookupError(f"no replica of {self._model_uid} reports a cache yet")
-        stats = replicas[0]["stats"]
+        replicas = [replica["stats"] for replica in answer.json()["replicas"]]
+        if len(replicas) < self._replicas or not all(replicas):
+            raise LookupError(f"not all replicas of {self._model_uid} report a cache yet")
+        counters = [
+            Counters(*(stats["counters"][f.name] for f in fields(Counters))) for stats in replicas
+        ]
+        sharing = [stats["sharing"] for stats in replicas]
         return CacheState(
-            Counters(*(stats["counters"][f.name] for f in fields(Counters))),
-            gpu_snapshots=stats["tiers"]["gpu"]["snapshots"],
-            cpu_snapshots=stats["tiers"]["cpu"]["snapshots"],
+            Counters(*(sum(getattr(c, f.name) for c in counters) for f in fields(Counters))),
+            gpu_snapshots=sum(stats["tiers"]["gpu"]["snapshots"] for stats in replicas),
+            cpu_snapshots=sum(stats["tiers"]["cpu"]["snapshots"] for stats in replicas),
+            fetches=sum(each["fetches"] for each in sharing),
+            fetch_failures=sum(sum(each["fetch_failures"].values()) for each in sharing),
+            requests=tuple(c.requests for c in counters),
+            peers=tuple(each["peers"] for each in sharing),
         )
 
     def has_cache(self) -> bool:
-        """True once the replica reports to the API, some seconds after it has loaded."""
+        """True once every replica reports to the API and can read from all others."""
         try:
-            self.read_cache()
+            state = self.read_cache()
         except (LookupError, httpx.TransportError):
             return False
-        return True
+        return all(peers == self._replicas - 1 for peers in state.peers)
 
     def read_cache_after(self, requests: int) -> CacheState:
         """The cache once it has counted ``requests`` requests in all."""

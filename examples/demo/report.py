@@ -16,8 +16,8 @@ from rich.console import Console
 from examples.demo.client import Answer, CacheState, Counters
 
 HEADER = (
-    f"{'prompt':<8}{'pass':<14}{'TTFT':>9}{'GPU tier':>11}{'CPU tier':>11}"
-    f"{'engine':>9}{'computed':>11}  output"
+    f"{'prompt':<8}{'pass':<10}{'replica':<8}{'TTFT':>9}{'GPU tier':>10}{'CPU tier':>10}"
+    f"{'peer':>8}{'engine':>8}{'computed':>10}  output"
 )
 
 
@@ -30,6 +30,7 @@ class Record:
     answer: Answer
     expected: str | None = None
     spent: Counters | None = None
+    replica: int | None = None
 
     @property
     def as_expected(self) -> bool:
@@ -41,20 +42,21 @@ class Record:
         return spent is not None and 2 * getattr(spent, f"tokens_{source}") > spent.tokens_prompt
 
     def line(self) -> str:
+        start = f"{self.prompt:<8}{self.phase:<10}{self._replica_name():<8}"
         if self.answer.error:
-            return f"{self.prompt:<8}{self.phase:<14}[red]failed: {self.answer.error}[/red]"
-        spent = self.spent
-        tokens = (
-            (spent.tokens_gpu, spent.tokens_cpu, spent.tokens_engine, spent.tokens_computed)
-            if spent
-            else ("", "", "", "")
-        )
+            return f"{start}[red]failed: {self.answer.error}[/red]"
         verdict = "" if self.expected is None else "same" if self.as_expected else "DIFFERS"
-        gpu, cpu, engine, computed = (f"{t:,}" if t != "" else "" for t in tokens)
-        return (
-            f"{self.prompt:<8}{self.phase:<14}{self.answer.ttft_seconds:>7.2f} s{gpu:>11}{cpu:>11}"
-            f"{engine:>9}{computed:>11}  {verdict}"
+        gpu, cpu, peer, engine, computed = (
+            "" if self.spent is None else f"{getattr(self.spent, f'tokens_{source}'):,}"
+            for source in ("gpu", "cpu", "peer", "engine", "computed")
         )
+        return (
+            f"{start}{self.answer.ttft_seconds:>7.2f} s{gpu:>10}{cpu:>10}{peer:>8}{engine:>8}"
+            f"{computed:>10}  {verdict}"
+        )
+
+    def _replica_name(self) -> str:
+        return "" if self.replica is None else "AB"[self.replica]
 
 
 @dataclass
@@ -85,10 +87,14 @@ class Report:
             "demotions": grown.demotions,
             "hits_gpu": grown.hits_gpu_blocks,
             "hits_cpu": grown.hits_cpu_blocks,
+            "hits_peer": grown.hits_peer_blocks,
             "misses": grown.misses_blocks,
+            "fetches": after.fetches - before.fetches,
+            "fetch_failures": after.fetch_failures - before.fetch_failures,
             "ttft_cold_p50_s": _median(r for r in cached if r.mostly_from("computed")),
             "ttft_gpu_hit_p50_s": _median(r for r in cached if r.mostly_from("gpu")),
             "ttft_cpu_hit_p50_s": _median(r for r in cached if r.mostly_from("cpu")),
+            "ttft_peer_hit_p50_s": _median(r for r in cached if r.mostly_from("peer")),
         }
 
     def finish(self, summary: dict[str, object]) -> int:
@@ -109,6 +115,7 @@ def find_problems(summary: dict[str, object]) -> list[str]:
         "an output differs from that of the launch without the cache": summary["identical_outputs"],
         "no snapshot was found in the GPU tier": summary["hits_gpu"],
         "no snapshot was found in the CPU tier": summary["hits_cpu"],
+        "no snapshot of the other replica was found": summary["hits_peer"],
         "nothing was demoted": summary["demotions"],
     }
     return [text for text, ok in checks.items() if not ok]

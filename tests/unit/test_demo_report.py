@@ -9,11 +9,19 @@ import pytest
 from examples.demo.client import Answer, CacheState, Counters
 from examples.demo.report import Record, Report, find_problems
 
-NOTHING = CacheState(Counters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0), gpu_snapshots=0, cpu_snapshots=0)
+NOTHING = CacheState(Counters(*[0] * 12), 0, 0, 0, 0, requests=(0, 0), peers=(1, 1))
 COLD = replace(NOTHING.counters, requests=1, tokens_prompt=100, tokens_computed=100)
 GPU_HIT = replace(COLD, tokens_gpu=96, tokens_computed=4)
 CPU_HIT = replace(COLD, tokens_cpu=96, tokens_computed=4)
-GOOD = {"failed": 0, "identical_outputs": True, "hits_gpu": 3, "hits_cpu": 3, "demotions": 3}
+PEER_HIT = replace(COLD, tokens_peer=96, tokens_computed=4)
+GOOD = {
+    "failed": 0,
+    "identical_outputs": True,
+    "hits_gpu": 3,
+    "hits_cpu": 3,
+    "demotions": 3,
+    "hits_peer": 3,
+}
 
 
 def record(spent: Counters, seconds: float, text: str = "x") -> Record:
@@ -22,11 +30,18 @@ def record(spent: Counters, seconds: float, text: str = "x") -> Record:
 
 def test_times_are_told_apart_by_where_most_tokens_came_from() -> None:
     report = Report()
-    for spent, seconds in ((COLD, 5.0), (COLD, 7.0), (GPU_HIT, 0.1), (CPU_HIT, 0.2)):
+    for spent, seconds in (
+        (COLD, 5.0),
+        (COLD, 7.0),
+        (GPU_HIT, 0.1),
+        (CPU_HIT, 0.2),
+        (PEER_HIT, 0.3),
+    ):
         report.add(record(spent, seconds))
-    after = CacheState(replace(COLD, demotions=9, hits_gpu_blocks=3, hits_cpu_blocks=2), 4, 5)
+    grown = replace(COLD, demotions=9, hits_gpu_blocks=3, hits_cpu_blocks=2, hits_peer_blocks=1)
+    after = CacheState(grown, 4, 5, 2, 1, requests=(1, 0), peers=(1, 1))
     assert report.summary(NOTHING, after) == {
-        "requests": 4,
+        "requests": 5,
         "failed": 0,
         "identical_outputs": True,
         "gpu_snapshots": 4,
@@ -34,10 +49,14 @@ def test_times_are_told_apart_by_where_most_tokens_came_from() -> None:
         "demotions": 9,
         "hits_gpu": 3,
         "hits_cpu": 2,
+        "hits_peer": 1,
         "misses": 0,
+        "fetches": 2,
+        "fetch_failures": 1,
         "ttft_cold_p50_s": 6.0,
         "ttft_gpu_hit_p50_s": 0.1,
         "ttft_cpu_hit_p50_s": 0.2,
+        "ttft_peer_hit_p50_s": 0.3,
     }
 
 
@@ -67,8 +86,15 @@ def test_nothing_to_complain_about() -> None:
         ("identical_outputs", False),
         ("hits_gpu", 0),
         ("hits_cpu", 0),
+        ("hits_peer", 0),
         ("demotions", 0),
     ],
 )
 def test_each_shortcoming_is_named(name: str, value: object) -> None:
     assert len(find_problems({**GOOD, name: value})) == 1
+
+
+def test_the_replica_that_answered_is_the_one_that_counted() -> None:
+    later = replace(NOTHING, requests=(0, 1))
+    assert later.answered_by(NOTHING) == 1
+    assert later.answered_by(later) is None

@@ -38,7 +38,7 @@ ALLOWED = {
     "threads": set(),
     "policy": set(),
     "storage": {"torch", "numpy", "triton", "nixl"},
-    "actors": {"xoscar"},
+    "actors": {"numpy", "xoscar"},
     "engine": {"torch", "numpy", "vllm", "xoscar", "pydantic"},
     "host": {"xinference", "vllm", "torch", "xoscar", "fastapi", "click", "pydantic", "nixl"},
     "ui": {"gradio", "fastapi", "pydantic"},

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from xinference_xavier.actors.tier import TierAddress, TierServer
+from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.gates import Gates
 from xinference_xavier.storage.slab import Slab
-from xinference_xavier.storage.transport import RankMemory, Transport, nixl_problem
+from xinference_xavier.storage.transport import RankMemory, Transport
 from xinference_xavier.types import TransferError
 
 logger = logging.getLogger(__name__)
@@ -27,13 +28,14 @@ class RankShare:
     """
 
     def __init__(
-        self, device_slab: Slab | None, host_slab: Slab | None, forget: Callable[[Any], None]
+        self,
+        device_slab: Slab | None,
+        host_slab: Slab | None,
+        forget: Callable[[Any], None],
+        faults: Faults | None,
     ) -> None:
-        problem = nixl_problem()
-        if problem is not None:
-            raise TransferError(problem)
         self.gates = Gates()
-        self._transport = Transport(device_slab, host_slab)
+        self._transport = Transport(device_slab, host_slab, faults=faults)
         self._server = TierServer(self._transport, self.gates, forget)
         try:
             self.memory: RankMemory = self._transport.memory()
@@ -49,11 +51,14 @@ class RankShare:
 
 
 def open_share(
-    device_slab: Slab | None, host_slab: Slab | None, forget: Callable[[Any], None]
+    device_slab: Slab | None,
+    host_slab: Slab | None,
+    forget: Callable[[Any], None],
+    faults: Faults | None = None,
 ) -> tuple[RankShare | None, str | None]:
     """The rank's share, or the sentence why it has none. Never raises: the cache works without."""
     try:
-        return RankShare(device_slab, host_slab, forget), None
+        return RankShare(device_slab, host_slab, forget, faults), None
     except Exception as error:
         known = isinstance(error, TransferError)
         logger.warning("xavier: this rank shares nothing: %s", error, exc_info=not known)

@@ -9,11 +9,11 @@ from xinference_xavier.engine.last_words import last_words
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.messages import RankCapacity
 from xinference_xavier.engine.settings import EngineSettings
-from xinference_xavier.engine.share import open_share
+from xinference_xavier.engine.share import RankShare, open_share
 from xinference_xavier.engine.sizing import RankBudget
 from xinference_xavier.engine.worker import XavierWorker
 from xinference_xavier.policy.order import order_factory
-from xinference_xavier.storage.copier import create_copier
+from xinference_xavier.storage.copier import Copier, create_copier
 from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.layout import RowLayout
 from xinference_xavier.storage.slab import Slab
@@ -69,21 +69,23 @@ class XavierSpec(OffloadingSpec):
             seed=self.config.parallel.rank,
             faults=Faults.from_env(self.config.parallel.rank),
         )
-        problem = self.settings.unshared
-        share = None
-        if problem is None:
-            share, problem = open_share(*slabs, copier.forget)
+        share, problem = self._open_share(slabs, copier)
         capacity = RankCapacity(
-            gpu_rows,
-            cpu_rows,
-            layout.row_bytes,
-            pool_bytes,
-            layout.num_blocks,
+            *(gpu_rows, cpu_rows, layout.row_bytes, pool_bytes, layout.num_blocks),
             tier=None if share is None else share.address,
             memory=None if share is None else share.memory,
             share_problem=problem,
         )
         return XavierWorker(copier, [slab for slab in slabs if slab is not None], capacity, share)
+
+    def _open_share(
+        self, slabs: tuple[Slab | None, Slab | None], copier: Copier
+    ) -> tuple[RankShare | None, str | None]:
+        """This rank among its peers, or the sentence why it shares nothing."""
+        problem = self.settings.unshared
+        if problem is not None:
+            return None, problem
+        return open_share(*slabs, copier.forget, Faults.from_env(self.config.parallel.rank))
 
     def _slabs(
         self, layout: RowLayout, gpu_rows: int, cpu_rows: int

@@ -32,18 +32,27 @@ def nixl_problem() -> str | None:
     """Why replicas cannot share through NIXL here and what to do about it; None when they can."""
     try:
         bindings = _bindings()
-        plugins = bindings.nixlAgent("probe", bindings.nixlAgentConfig()).getAvailPlugins()
-    except ModuleNotFoundError as exc:
-        return f"NIXL is not installed (no module {exc.name!r}); run: {_INSTALL}"
+        agent = bindings.nixlAgent("probe", bindings.nixlAgentConfig())
     except Exception as exc:  # a broken installation may raise anything
-        return f"NIXL does not start ({type(exc).__name__}: {exc}); reinstall it: {_INSTALL}"
-    if _BACKEND not in plugins:
-        found = ", ".join(plugins) or "none"
-        return (
-            f"NIXL has no {_BACKEND} backend (found: {found}); unset NIXL_PLUGIN_DIR or reinstall "
-            f"it: {_INSTALL}"
-        )
-    return None
+        return _cannot_start(exc)
+    return _without_backend(agent)
+
+
+def _cannot_start(exc: Exception) -> str:
+    if isinstance(exc, ModuleNotFoundError):
+        return f"NIXL is not installed (no module {exc.name!r}); run: {_INSTALL}"
+    return f"NIXL does not start ({type(exc).__name__}: {exc}); reinstall it: {_INSTALL}"
+
+
+def _without_backend(agent: Any) -> str | None:
+    plugins = agent.getAvailPlugins()
+    if _BACKEND in plugins:
+        return None
+    found = ", ".join(plugins) or "none"
+    return (
+        f"NIXL has no {_BACKEND} backend (found: {found}); unset NIXL_PLUGIN_DIR or reinstall "
+        f"it: {_INSTALL}"
+    )
 
 
 def _bindings() -> Any:
@@ -84,20 +93,26 @@ class NixlAgent:
         Raises:
             TransferError: NIXL or its UCX backend is not to be had.
         """
-        problem = nixl_problem()
+        try:
+            self._nixl = _bindings()
+            self._agent = self._nixl.nixlAgent(name, self._config())
+        except Exception as exc:
+            raise TransferError(_cannot_start(exc)) from exc
+        problem = _without_backend(self._agent)
         if problem is not None:
             raise TransferError(problem)
-        self._nixl = _bindings()
         self._memory_types = {"DRAM": self._nixl.DRAM_SEG, "VRAM": self._nixl.VRAM_SEG}
+        try:
+            self._backends = [self._agent.createBackend(_BACKEND, {})]
+        except Exception as exc:
+            raise _failure("start", exc) from exc
+
+    def _config(self) -> Any:
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
         config.pthrDelay = _PROGRESS_DELAY_US
-        try:
-            self._agent = self._nixl.nixlAgent(name, config)
-            self._backends = [self._agent.createBackend(_BACKEND, {})]
-        except Exception as exc:
-            raise _failure("start", exc) from exc
+        return config
 
     def register(self, memory_type: str, address: int, nbytes: int, device_id: int) -> None:
         """Let peers that get the metadata reach this memory; touches none of its pages.
