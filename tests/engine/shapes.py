@@ -46,6 +46,7 @@ class Shape:
     max_model_len: int = 96
     overlapped: bool = False
     #: Which replica of which cluster (address of the tracker), and its options' differences.
+    model_uid: str = "m"
     replica: int = 0
     tracker: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -111,7 +112,7 @@ def engine_config(shape: Shape, model: Path, rank: int) -> VllmConfig:
         xavier_self_check=1.0,
         **shape.options,
     )
-    settings = EngineSettings(options, "m", shape.replica, shape.tracker)
+    settings = EngineSettings(options, shape.model_uid, shape.replica, shape.tracker)
     engine: dict[str, Any] = {}
     if hasattr(EngineArgs, "prefix_cache_retention_interval"):
         # Later versions keep a sliding window's blocks at the end of the prompt only, by default.

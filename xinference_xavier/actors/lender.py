@@ -44,19 +44,30 @@ class Lender:
                     found += self._leases().extend(lease_id, keys[start : start + KEYS_PER_SLICE])
                 await asyncio.sleep(0)
         except asyncio.CancelledError:  # the peer waits no longer: nobody would release it
-            self.release(lease_id)
+            with self._lock:
+                self._leases().release(lease_id)
             raise
         return lease_id, found
 
-    def release(self, lease_id: int) -> bool:
+    async def release(self, lease_id: int) -> bool:
         """End a lease; whether its rows held their bytes until now."""
         with self._lock:
-            self._leases().expire(time.monotonic())
-            return self._leases().release(lease_id)
+            self._leases().expire(time.monotonic(), at_once=False)
+            held = self._leases().release(lease_id, at_once=False)
+        await self._give_back()
+        return held
+
+    async def _give_back(self) -> None:
+        while True:
+            with self._lock:
+                if not self._leases().give_back(KEYS_PER_SLICE):
+                    return
+            await asyncio.sleep(0)
 
     async def expire_forever(self) -> None:
         """End leases that are over, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRY_SECONDS)
             with self._lock:
-                self._leases().expire(time.monotonic())
+                self._leases().expire(time.monotonic(), at_once=False)
+            await self._give_back()

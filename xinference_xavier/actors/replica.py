@@ -28,7 +28,7 @@ class ShareFace(Protocol):
         self, peer: str, keys: Sequence[bytes], ttl_seconds: float
     ) -> tuple[int, list[int]]: ...
 
-    def release(self, lease_id: int) -> bool: ...
+    async def release(self, lease_id: int) -> bool: ...
 
     async def hear(self, batches: Sequence[Any]) -> None: ...
 
@@ -75,9 +75,9 @@ class ReplicaActor(xo.StatelessActor):
         split = [keys[start : start + key_bytes] for start in range(0, len(keys), key_bytes)]
         return await face.lease(peer, split, ttl_seconds)
 
-    def release(self, token: str, lease_id: int) -> bool:
+    async def release(self, token: str, lease_id: int) -> bool:
         """End a lease; True if its rows held their bytes until now. Raises as ``meet``."""
-        return self._admit(token).release(lease_id)
+        return await self._admit(token).release(lease_id)
 
     async def hear(self, token: str, batches: Sequence[Any]) -> None:
         """What peers hold, from the tracker. Raises as ``meet``."""

@@ -217,5 +217,5 @@ class Sharing:
     ) -> tuple[int, list[int]]:
         return await self._setup.lender.lease(peer, keys, ttl_seconds)
 
-    def release(self, lease_id: int) -> bool:
-        return self._setup.lender.release(lease_id)
+    async def release(self, lease_id: int) -> bool:
+        return await self._setup.lender.release(lease_id)

@@ -42,6 +42,8 @@ class Leases:
         self._next_id = 1
         self._leases: dict[int, Lease] = {}
         self._rows_of: dict[str, int] = {}
+        #: Rows of leases that have ended, still pinned.
+        self._ended: list[int] = []
         self.granted = 0
         self.expired = 0
 
@@ -92,8 +94,11 @@ class Leases:
         self._rows_of[lease.peer] = self._rows_of.get(lease.peer, 0) + held
         return found
 
-    def release(self, lease_id: int) -> bool:
-        """End a lease; whether it had held until now."""
+    def release(self, lease_id: int, at_once: bool = True) -> bool:
+        """End a lease; whether it had held until now.
+
+        Unless ``at_once``, its rows stay pinned until ``give_back``: pieces of work for large ones.
+        """
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
@@ -103,14 +108,22 @@ class Leases:
         else:
             self._rows_of.pop(lease.peer, None)
         # In reverse: a prefix's head becomes the newest, as after a load.
-        self._index.unpin(lease.locations[::-1], 0)
+        self._ended += lease.locations[::-1]
+        if at_once:
+            self.give_back(len(self._ended))
         return True
 
-    def expire(self, now: float) -> int:
-        """End the leases that are over; how many."""
+    def give_back(self, count: int) -> bool:
+        """Unpin up to ``count`` rows of leases that have ended; whether more are left."""
+        given, self._ended = self._ended[:count], self._ended[count:]
+        self._index.unpin(given, 0)
+        return bool(self._ended)
+
+    def expire(self, now: float, at_once: bool = True) -> int:
+        """End the leases that are over, as ``release`` does; how many."""
         over = [lease_id for lease_id, lease in self._leases.items() if lease.ends <= now]
         for lease_id in over:
-            self.release(lease_id)
+            self.release(lease_id, at_once)
         self.expired += len(over)
         return len(over)
 
