@@ -70,6 +70,10 @@ class XavierSpec(OffloadingSpec):
             faults=Faults.from_env(self.config.parallel.rank),
         )
         share, problem = self._open_share(slabs, copier)
+        # Only now: starting UCX may replace code of libc's that touching memory runs in.
+        for slab in slabs:
+            if slab is not None:
+                slab.touch()
         capacity = RankCapacity(
             *(gpu_rows, cpu_rows, layout.row_bytes, pool_bytes, layout.num_blocks),
             tier=None if share is None else share.address,
@@ -90,11 +94,8 @@ class XavierSpec(OffloadingSpec):
     def _slabs(
         self, layout: RowLayout, gpu_rows: int, cpu_rows: int
     ) -> tuple[Slab | None, Slab | None]:
-        """The device slab and the host slab, their memory being touched in the background."""
+        """The device slab and the host slab."""
         gpu = Slab(gpu_rows, layout.row_bytes, layout.device) if gpu_rows else None
         pinned = layout.device.type == "cuda"
         cpu = Slab(cpu_rows, layout.row_bytes, "cpu", pinned=pinned) if cpu_rows else None
-        for slab in (gpu, cpu):
-            if slab is not None:
-                slab.touch()
         return gpu, cpu

@@ -59,6 +59,9 @@ def _bindings() -> Any:
     """NIXL's extension module, imported so that the process stays the host's."""
     # UCX would take SIGHUP for its own debug mode: a closed terminal would end nothing any more.
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
+    # UCX watches memory calls by rewriting their first instructions, under the feet of threads
+    # that are inside one: a crash of the engine at its start. In the tables of calls it is safe.
+    os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "reloc")
     with _host_logging_kept():
         import nixl._bindings
 
