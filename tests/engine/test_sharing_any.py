@@ -57,6 +57,9 @@ class Play:
         for mend in self.broken.values():
             mend()
         self.broken.clear()
+        for rank in [rank for replica in self.cluster.replicas for rank in replica.ranks]:
+            for planned in rank.copier.gate.failures.values():
+                planned.clear()
 
     def break_once(self, name: str, start: Callable[[], Callable[[], object]]) -> None:
         """Break something, or mend it if it is broken."""
@@ -179,8 +182,7 @@ def test_any_requests_and_faults(quick_cluster: Cluster, shape: Shape, seed: int
         fetches = replica.manager.planner.fetches
         until(lambda: not fetches.quarantined_rows, "late bytes to land")  # noqa: B023
         fetching = replica.manager.fetching
-        print(f"{play.asked} asked, {fetching.fetches} fetches, {dict(fetching.failures)}")
-    assert first.manager.fetching.fetches + second.manager.fetching.fetches > 0
+        print(play.asked, "asked", fetching.as_dict())
     until(lambda: usable(first) and usable(second), "both to meet again")
     until(lambda: not first.manager.leases.rows + second.manager.leases.rows, "leases to end")
     if shape.cpu_rows > 20:

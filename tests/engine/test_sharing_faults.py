@@ -117,7 +117,7 @@ def test_a_lease_that_ends_during_the_read_does_not_count(
     owner, reader = owner_and_reader(quick_cluster, shape)
     fetcher = sharing_of(reader)._fetcher
     assert fetcher is not None
-    fetcher._ttl_seconds = 0.05
+    fetcher._borrower._ttl_seconds = 0.05
     held = HeldReads(reader)
     req_id = reader.ask(prompt(1, LENGTH))
     steps(reader, 2)
@@ -130,7 +130,7 @@ def test_a_lease_that_ends_during_the_read_does_not_count(
     assert reader.asked[req_id].cached == 0
     assert failures(reader) == {"lease_lost": 1}
     assert reader.manager.index.gpu.snapshots + reader.manager.index.cpu.snapshots > 0
-    fetcher._ttl_seconds = 30
+    fetcher._borrower._ttl_seconds = 30
     assert usable(reader) == (member_of(owner),)
 
 

@@ -1,8 +1,8 @@
 """One fetch: a lease at the owner, one read per rank, and the verdict.
 
 Covers: the order of these, deadlines, and telling ranks and engine how it ended. Does not cover
-what to fetch (the engine) or the transfer (``storage/transport.py``). Runs on the bridge's event
-loop; the scheduler thread only finds the outcomes.
+what to fetch (the engine), the lease (``borrower.py``) or the transfer (``storage/transport.py``).
+Runs on the bridge's event loop; the scheduler thread only finds the outcomes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import xoscar as xo
 
 from xinference_xavier.policy.leases import NOT_NOW
 from xinference_xavier.types import NOWHERE
 
+from .borrower import Borrower
 from .peers import Peer, Peers
 from .tier import FetchResult
 
 logger = logging.getLogger(__name__)
 
-#: How long the owner may take to answer a call, and our own rank to be told the end.
-CALL_SECONDS = 2.0
+#: How long our own rank may take to be told the end.
+SETTLE_SECONDS = 2.0
 #: What a rank's answer may lag behind its own deadline.
 GRACE_SECONDS = 2.0
 #: How often a rank that did not answer is asked again whether bytes may still land.
@@ -127,15 +128,13 @@ class Fetcher:
 
     def __init__(
         self,
-        me: str,
+        borrower: Borrower,
         peers: Peers,
-        ttl_seconds: float,
         tell: Callable[[FetchOutcome | Landed], None],
         forget: Callable[[str, Collection[bytes]], None] = lambda member, keys: None,
     ) -> None:
-        self._me = me
+        self._borrower = borrower
         self._peers = peers
-        self._ttl_seconds = ttl_seconds
         self._tell = tell
         self._forget = forget
         self._tasks: set[asyncio.Task[None]] = set()
@@ -189,16 +188,12 @@ class Fetcher:
                 self._peers.failed(peer, repr(error))
 
     async def _fetch(self, attempt: _Attempt, peer: Peer) -> None:
-        order, token = attempt.order, self._peers.token
-        limit = min(CALL_SECONDS, order.deadline_seconds)
+        order = attempt.order
         try:
-            ref = await xo.wait_for(self._peers.reach(peer), limit)
-            asking = ref.lease(
-                *(token, self._me, b"".join(order.keys), len(order.keys[0]), self._ttl_seconds)
-            )
-            lease_id, found = await xo.wait_for(asking, limit)
+            loan = await self._borrower.lease(peer, order.keys, order.deadline_seconds)
         except Exception as error:
             raise _FetchError("lease_failed", repr(error)) from error
+        found = loan.found
         granted = [i for i, location in enumerate(found) if location > NOT_NOW]
         held = False
         try:
@@ -209,7 +204,7 @@ class Fetcher:
                 attempt.results = await self._read(order, peer, sources, targets)
                 self._check(attempt.results)
         finally:
-            held = await self._release(ref, token, lease_id)
+            held = await self._borrower.release(loan)
         if granted and not held:
             raise _FetchError("lease_lost")
         self._note_refused(attempt, found)
@@ -257,14 +252,6 @@ class Fetcher:
             if errors:
                 raise _FetchError("timed_out" if label == "late" else "read_failed", errors[0])
 
-    async def _release(self, ref: Any, token: str, lease_id: int) -> bool:
-        """Whether the lease had held; False when the owner does not say."""
-        try:
-            return bool(await xo.wait_for(ref.release(token, lease_id), CALL_SECONDS))
-        except Exception as error:
-            logger.debug("xavier: releasing lease %d failed: %r", lease_id, error)
-            return False
-
     async def _settle(self, attempt: _Attempt) -> bool:
         """Tell the ranks before the engine: loads that wait go on in each. Whether all know."""
         order, failed = attempt.order, attempt.failed
@@ -272,7 +259,7 @@ class Fetcher:
         lost = None if every else [order.locations[position] for position in failed]
         answers = await asyncio.gather(
             *(
-                xo.wait_for(tier.settle(order.fetch_id, lost), CALL_SECONDS)
+                xo.wait_for(tier.settle(order.fetch_id, lost), SETTLE_SECONDS)
                 for tier in self._peers.tiers
             ),
             return_exceptions=True,

@@ -19,6 +19,7 @@ import xoscar as xo
 from xinference_xavier.policy.directory import Batch, Publisher
 from xinference_xavier.policy.mirror import Mirror
 
+from .borrower import Borrower
 from .fetcher import Fetcher, FetchOrder, FetchOutcome, Landed
 from .heartbeat import Heartbeat
 from .lender import Lender
@@ -115,9 +116,8 @@ class Sharing:
             await xo.actor_ref(uid=tier.uid, address=tier.address) for tier in setup.tiers
         ]
         peers = Peers(setup.token, tiers, setup.entry["machine"])
-        self._fetcher = Fetcher(
-            *(setup.entry["member"], peers, setup.ttl_seconds, setup.tell, self._forget_stale)
-        )
+        borrower = Borrower(setup.entry["member"], peers, setup.ttl_seconds)
+        self._fetcher = Fetcher(borrower, peers, setup.tell, self._forget_stale)
         self.peers = peers
         try:
             await asyncio.gather(
@@ -126,6 +126,7 @@ class Sharing:
         finally:
             peers.close()
             self._fetcher.close()
+            borrower.close()
 
     def _forget_stale(self, member: str, keys: Collection[bytes]) -> None:
         for key in keys:
