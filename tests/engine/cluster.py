@@ -65,7 +65,10 @@ class TrackerPool:
 
     def start(self, tracker: bool = True) -> None:
         self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(tracker)))
+        # A daemon: now and then a listener of xoscar's does not let its loop end.
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(tracker)), daemon=True
+        )
         self._thread.start()
         assert self._up.wait(WAIT_SECONDS)
 
