@@ -27,9 +27,10 @@ from typing import Any
 PROMPT_TOKENS = 4300
 BLOCK_TOKENS = 32
 CONVOY = 50
-#: The own engine's pool: one longest request, so that it forgets; a convoy shares its blocks.
-POOL_BLOCKS = 260
-#: A cold prompt takes three steps.
+#: The engine's own pool: two longest requests.
+POOL_BLOCKS = 300
+#: A cold prompt takes three steps, which leave room for another request: without any, vLLM does
+#: not look at those that wait.
 STEP_TOKENS = 2048
 #: A shorter step has computed nothing.
 FORWARD_SECONDS = 0.01
@@ -59,7 +60,8 @@ class Engine:
             dtype="float32",
             block_size=BLOCK_TOKENS,
             max_model_len=4608,
-            max_num_batched_tokens=STEP_TOKENS,
+            max_num_batched_tokens=2 * STEP_TOKENS,
+            long_prefill_token_threshold=STEP_TOKENS,
             num_gpu_blocks_override=POOL_BLOCKS,
             enforce_eager=True,
             prefix_caching_hash_algo="sha256_cbor",
@@ -223,7 +225,8 @@ def measure(first: Replica, second: Replica, pairs: int) -> dict[str, Any]:
     return {**times, "convoy": convoy, "beside": second("beside_prefill", cold, tokens)}
 
 
-def summary(found: dict[str, Any], sharing: dict[str, Any]) -> dict[str, Any]:
+def summary(found: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
+    sharing, loads = stats["sharing"], stats["copies"]["load"]
     medians = {name: statistics.median(found[name]) for name in ("cold", "peer", "own")}
     spread = {
         f"{name}_iqr_ms": [
@@ -248,7 +251,8 @@ def summary(found: dict[str, Any], sharing: dict[str, Any]) -> dict[str, Any]:
         "beside_prefill_seconds": round(found["beside"]["seconds"], 3),
         "fetches": sharing["fetches"],
         "fetch_failures": sharing["fetch_failures"],
-        "fetch_seconds": sharing["fetch_seconds"],
+        "fetch_ms": round(1000 * sharing["fetch_seconds"] / sharing["fetches"], 1),
+        "load_ms": round(1000 * loads["seconds"] / loads["jobs"], 1),
     }
 
 
@@ -270,7 +274,7 @@ def main() -> int:
             time.sleep(0.2)
         print("pair      cold      peer       own  (seconds)")
         found = measure(*replicas, chosen.pairs)
-        result = summary(found, replicas[1]("stats")["sharing"])
+        result = summary(found, replicas[1]("stats"))
         for replica in replicas:
             replica.pipe.send(None)
             replica.process.join(10)
