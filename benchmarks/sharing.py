@@ -252,6 +252,7 @@ def summary(found: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
         "fetches": sharing["fetches"],
         "fetch_failures": sharing["fetch_failures"],
         "fetch_ms": round(1000 * sharing["fetch_seconds"] / sharing["fetches"], 1),
+        "read_ms": round(1000 * sharing["read_seconds"] / sharing["fetches"], 1),
         "load_ms": round(1000 * loads["seconds"] / loads["jobs"], 1),
     }
 

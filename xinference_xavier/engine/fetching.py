@@ -125,6 +125,7 @@ class Fetching:
         self.failures: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.seconds = 0.0
+        self.read_seconds = 0.0
         self._steps: deque[tuple[int, float]] = deque(maxlen=8)
         #: Fetches whose end some rank may not know, with the locations that hold nothing.
         self._untold: Ended = {}
@@ -193,6 +194,7 @@ class Fetching:
                 lost = frozenset(plan.locations[position] for position in outcome.failed)
                 self._untold[plan.fetch_id] = None if len(lost) == len(plan.keys) else lost
         self.seconds += outcome.seconds
+        self.read_seconds += outcome.read_seconds
         if outcome.reason:
             self.failures[outcome.reason] += 1
         tokens = (len(plan.keys) - len(outcome.failed)) * self._block_tokens
@@ -226,6 +228,7 @@ class Fetching:
             "fetch_failures": dict(self.failures),
             "fetches_skipped": dict(self.skipped),
             "fetch_seconds": round(self.seconds, 6),
+            "read_seconds": round(self.read_seconds, 6),
             "min_fetch_tokens": self.rates.break_even_tokens()
             if self._min_tokens == "auto"
             else self._min_tokens,
