@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from cluster import Cluster, TrackerPool, ask, finish
-from harness import MakeReplica
+from cluster import Cluster, ask, finish
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
 from test_bytes import prompt
-
-from xinference_xavier.engine.settings import SECRET_VARIABLE
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
@@ -21,24 +16,11 @@ every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys(
 LENGTH = 5 * BLOCK + 1
 
 
-@pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrackerPool]:
-    monkeypatch.setenv(SECRET_VARIABLE, "ab" * 32)
-    pool = TrackerPool()
-    yield pool
-    pool.stop()
-
-
-@pytest.fixture
-def cluster(make_replica: MakeReplica, tracker: TrackerPool) -> Cluster:
-    return Cluster(make_replica, tracker)
-
-
 @every_shape
-def test_a_prompt_of_one_replica_is_a_hit_on_the_other(cluster: Cluster, shape: Shape) -> None:
-    first, second = cluster.pair(shape)
+def test_a_prompt_of_one_is_a_hit_on_the_other(quick_cluster: Cluster, shape: Shape) -> None:
+    first, second = quick_cluster.pair(shape)
     ask(first, prompt(1, LENGTH))
-    cluster.settle()
+    quick_cluster.settle()
     asked = ask(second, prompt(1, LENGTH))
     assert asked.cached == 5 * BLOCK
     totals = second.manager.receipts.totals
@@ -47,16 +29,16 @@ def test_a_prompt_of_one_replica_is_a_hit_on_the_other(cluster: Cluster, shape: 
     assert not second.manager.fetching.failures
     # And back, with what the second computed.
     ask(second, prompt(2, LENGTH))
-    cluster.settle()
+    quick_cluster.settle()
     assert ask(first, prompt(2, LENGTH)).cached == 5 * BLOCK
     assert len(first.manager.leases) == len(second.manager.leases) == 0
 
 
 @every_shape
-def test_many_who_want_the_same_prefix_share_one_fetch(cluster: Cluster, shape: Shape) -> None:
-    first, second = cluster.pair(shape)
+def test_many_who_want_one_prefix_share_one_fetch(quick_cluster: Cluster, shape: Shape) -> None:
+    first, second = quick_cluster.pair(shape)
     ask(first, prompt(1, LENGTH))
-    cluster.settle()
+    quick_cluster.settle()
     asked = [second.ask([*prompt(1, LENGTH), number]) for number in range(6)]
     finish(second)
     assert [second.asked[req_id].cached for req_id in asked] == [5 * BLOCK] * 6

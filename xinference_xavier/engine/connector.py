@@ -7,6 +7,7 @@ waits for a copy, an actor or the network.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,6 +40,8 @@ from xinference_xavier.engine.receipts import RequestState
 from xinference_xavier.engine.settings import EngineSettings, cluster_secret
 from xinference_xavier.engine.stats import Stats
 from xinference_xavier.engine.worker import XavierWorker
+
+logger = logging.getLogger(__name__)
 
 
 class XavierGpuConnector(OffloadingConnector):
@@ -155,8 +158,12 @@ class XavierGpuConnector(OffloadingConnector):
         super().on_new_request(request)
         state = self._manager.state_of(request.request_id)
         state.prompt = request.num_prompt_tokens
-        if not request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache:
+            return
+        try:
             self._fetch_missing(request.request_id, state)
+        except Exception:  # of the cache alone: the request is computed
+            logger.warning("xavier: looking for a peer's blocks failed", exc_info=True)
 
     def _fetch_missing(self, req_id: str, state: RequestState) -> None:
         """Begin to read what a peer has of the prompt and we have not."""
