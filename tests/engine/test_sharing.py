@@ -7,6 +7,9 @@ from cluster import Cluster, ask, finish
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
 from test_bytes import prompt
 
+from xinference_xavier.engine import connector as connector_module
+from xinference_xavier.engine.membership import join
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )
@@ -43,3 +46,21 @@ def test_many_who_want_one_prefix_share_one_fetch(quick_cluster: Cluster, shape:
     finish(second)
     assert [second.asked[req_id].cached for req_id in asked] == [5 * BLOCK] * 6
     assert second.manager.fetching.fetches == 1
+
+
+def test_what_goes_wrong_while_joining_or_looking_costs_no_request(
+    quick_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = quick_cluster.pair(TP2)
+    ask(first, prompt(1, LENGTH))
+    quick_cluster.settle()
+
+    def fail(*args: object) -> None:
+        raise ValueError("planned")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connector_module, "choose", fail)
+        assert ask(second, prompt(1, LENGTH)).cached == 0
+    entry, setup = join(second.connector._settings, fail, {}, second.manager)
+    assert (entry["scope"], setup) == (None, None)
+    assert "planned" in str(entry["problem"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -150,8 +151,8 @@ class XavierGpuConnector(OffloadingConnector):
         ranks = {p: rank for p, rank in metadata.items() if isinstance(rank, RankCapacity)}
         manager = self._manager
         manager.attach(ranks.values())
-        namespace = describe(self._vllm_config, self._kv_config, ranks, self._settings)
-        entry, setup = join(self._settings, namespace, ranks, manager)
+        find = partial(describe, self._vllm_config, self._kv_config, ranks, self._settings)
+        entry, setup = join(self._settings, find, ranks, manager)
         self._bridge.announce(entry, setup)
 
     def on_new_request(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from xinference_xavier.actors import hosts
 from xinference_xavier.actors.lender import Lender
@@ -33,11 +33,35 @@ def scope_of(namespace: Namespace, settings: EngineSettings) -> str:
 
 def join(
     settings: EngineSettings,
+    find_namespace: Callable[[], Namespace],
+    ranks: Mapping[tuple[int, int], RankCapacity],
+    manager: XavierManager,
+) -> tuple[ShareEntry, ShareSetup | None]:
+    """What the tracker is told, and what sharing needs; None if this replica shares nothing.
+
+    Never raises: an engine serves without peers.
+    """
+    try:
+        return _join(settings, find_namespace(), ranks, manager)
+    except Exception as error:
+        logger.warning("xavier: this replica shares with nobody", exc_info=True)
+        problem = f"Joining the others failed ({type(error).__name__}: {error})"
+        entry = ShareEntry(
+            member=uuid.uuid4().hex,
+            scope=None,
+            problem=problem,
+            namespace={},
+            machine=hosts.machine_id(),
+        )
+        return entry, None
+
+
+def _join(
+    settings: EngineSettings,
     namespace: Namespace,
     ranks: Mapping[tuple[int, int], RankCapacity],
     manager: XavierManager,
 ) -> tuple[ShareEntry, ShareSetup | None]:
-    """What the tracker is told, and what sharing needs; None if this replica shares nothing."""
     ordered = [ranks[place] for place in sorted(ranks)]
     problem = settings.unshared or next(
         (rank.share_problem for rank in ordered if rank.share_problem), None
