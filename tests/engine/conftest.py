@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from checks import check_rest
-from cluster import Cluster, TrackerPool, talk_through_sockets
 from harness import MakeReplica, Replica
 from shapes import Shape, write_model_config
+from sharing_cluster import Cluster, TrackerPool, talk_through_sockets
 
 from xinference_xavier.actors import borrower, fetcher, peers, sharing
 from xinference_xavier.actors.bridge import Bridge

@@ -1,6 +1,6 @@
 """What goes wrong between replicas that share, brought about on purpose.
 
-Everything acts on one replica of ``cluster``: its actors, its rank's transport, its mirror.
+Everything acts on one replica of ``sharing_cluster``: its actors, its rank's transport, its mirror.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import xoscar as xo
 from checks import check_step
-from cluster import Cluster, ask, sharing_of, until, usable
 from harness import Replica
 from shapes import BLOCK, Shape
+from sharing_cluster import Cluster, ask, sharing_of, until, usable
 from test_bytes import prompt
 
 from xinference_xavier.storage.peer_reader import Read

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from cluster import Cluster, ask, finish
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
+from sharing_cluster import Cluster, ask, finish
 from test_bytes import prompt
 
 from xinference_xavier.engine import connector as connector_module

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from checks import check_step
-from cluster import Cluster, finish, until, usable
 from faults import HeldReads, answers_again, deaf, failing_reads, silent_leases
 from harness import Replica
 from hypothesis import settings
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
+from sharing_cluster import Cluster, finish, until, usable
 from test_bytes import prompt
 from vllm.v1.request import RequestStatus
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from cluster import Cluster, ask, finish, member_of, sharing_of, until, usable
 from faults import (
     LENGTH,
     HeldReads,
@@ -22,6 +21,7 @@ from faults import (
 )
 from harness import Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
+from sharing_cluster import Cluster, ask, finish, member_of, sharing_of, until, usable
 from test_bytes import prompt
 
 pytestmark = pytest.mark.filterwarnings(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster import Cluster, ask, finish, sharing_of, until, usable
 from faults import LENGTH, HeldReads, answers_again, failures
 from replica_process import ReplicaProcess
 from safetensors.torch import save_file
 from shapes import BLOCK, TP2, write_model_config
+from sharing_cluster import Cluster, ask, finish, sharing_of, until, usable
 from test_bytes import prompt
 
 pytestmark = pytest.mark.filterwarnings(

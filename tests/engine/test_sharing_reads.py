@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from checks import check_step
-from cluster import Cluster, ask, finish, until, usable
 from faults import (
     LENGTH,
     HeldReads,
@@ -17,6 +16,7 @@ from faults import (
 )
 from harness import Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
+from sharing_cluster import Cluster, ask, finish, until, usable
 from test_bytes import prompt
 
 pytestmark = pytest.mark.filterwarnings(

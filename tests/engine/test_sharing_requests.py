@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from checks import check_step
-from cluster import Cluster, ask, finish, until
 from faults import LENGTH, HeldReads, answers_again, failures, owner_and_reader, steps
 from harness import Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
+from sharing_cluster import Cluster, ask, finish, until
 from test_bytes import prompt
 
 from xinference_xavier.policy.tier import RowState

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from cluster import Cluster, ask, finish
 from faults import LENGTH, HeldReads, owner_and_reader
 from shapes import BLOCK, HYBRID, TP2, Shape
+from sharing_cluster import Cluster, ask, finish
 from test_bytes import prompt
 
 from xinference_xavier.actors.lender import KEYS_PER_SLICE, Lender

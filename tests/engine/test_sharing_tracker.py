@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from cluster import Cluster, ask, member_of, sharing_of, until, usable
 from faults import LENGTH, answers_again, deaf, failures, on_loop, owner_and_reader
 from shapes import BLOCK, TP2
+from sharing_cluster import Cluster, ask, member_of, sharing_of, until, usable
 from test_bytes import prompt
 
 from xinference_xavier.actors.registry import ReplicaEntry

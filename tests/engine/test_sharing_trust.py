@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import xoscar as xo
-from cluster import Cluster, ask, member_of, sharing_of, until, usable
 from faults import LENGTH, on_loop, owner_and_reader
 from harness import Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
+from sharing_cluster import Cluster, ask, member_of, sharing_of, until, usable
 from test_bytes import prompt
 
 from xinference_xavier.actors.replica import REPLICA_UID
