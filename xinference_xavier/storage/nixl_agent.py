@@ -59,9 +59,10 @@ def _bindings() -> Any:
     """NIXL's extension module, imported so that the process stays the host's."""
     # UCX would take SIGHUP for its own debug mode: a closed terminal would end nothing any more.
     os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
-    # UCX watches memory calls by rewriting their first instructions, under the feet of threads
-    # that are inside one: a crash of the engine at its start. In the tables of calls it is safe.
-    os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "reloc")
+    # UCX would watch the process's memory calls by rewriting the first instructions of ``madvise``
+    # and its kin, under the feet of threads that are inside one: engines crashed at their start.
+    # It wants to know when memory that it has registered is unmapped; ours outlives the agent.
+    os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
     with _host_logging_kept():
         import nixl._bindings
 
