@@ -144,7 +144,7 @@ def test_a_replica_without_a_secret_shares_nothing(
 ) -> None:
     first = quick_cluster.add(TP2)
     monkeypatch.delenv(SECRET_VARIABLE)
-    monkeypatch.setattr("cluster.WAIT_SECONDS", 1.0)
+    monkeypatch.setattr("sharing_cluster.WAIT_SECONDS", 1.0)
     with pytest.raises(AssertionError, match="the bridge to share"):
         quick_cluster.add(TP2)
     assert usable(first) == ()
