@@ -47,8 +47,8 @@ class ReplicaProcess:
 
 
 def _serve(pipe: Connection, shape: Shape, model: Path) -> None:
-    from cluster import ask, member_of, sharing_of, until
     from harness import Replica
+    from sharing_cluster import ask, member_of, sharing_of, until
 
     replica = Replica(shape, model)
     until(lambda: sharing_of(replica) is not None, "the bridge to share")

@@ -73,7 +73,7 @@ def test_every_override_has_something_to_override(ours: type, theirs: type) -> N
     hooks = {
         "configure", "attach", "state_of", "retire", "plan_moves", "apply", "expect_loads",
         "submit_moves", "take_bad_blocks", "take_failed_requests", "take_report", "publish_to",
-        "keys", "waits_for_fetch",
+        "keys", "waits_for_fetch", "end_fetches",
     }  # fmt: skip
     optional = set() if compat.REPORTS_FAILED_REQUESTS else {"get_transfer_results"}
     public = {name for name, value in vars(ours).items() if inspect.isfunction(value)}
