@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import xoscar as xo
 from checks import check_step
 from harness import Replica
-from shapes import BLOCK, Shape
+from shapes import BLOCK, HYBRID, TP2, Shape
 from sharing_cluster import Cluster, ask, sharing_of, until, usable
 from test_bytes import prompt
 
@@ -23,6 +24,12 @@ from xinference_xavier.storage.peer_reader import Read
 from xinference_xavier.types import TransferError
 
 LENGTH = 5 * BLOCK + 1
+
+#: xoscar leaves client connections to the collector.
+quiet = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
+both_shapes = pytest.mark.parametrize("shape", [TP2, HYBRID], ids=["tp2", "hybrid"])
 
 
 def owner_and_reader(cluster: Cluster, shape: Shape, *, number: int = 1) -> tuple[Replica, Replica]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from faults import quiet
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
 from sharing_cluster import Cluster, ask, finish
 from test_bytes import prompt
@@ -10,9 +11,7 @@ from test_bytes import prompt
 from xinference_xavier.engine import connector as connector_module
 from xinference_xavier.engine.membership import join
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 SHAPES = {"tp2": TP2, "pp2": PP2, "hybrid": HYBRID}
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from checks import check_step
-from faults import HeldReads, answers_again, deaf, failing_reads, silent_leases
+from faults import HeldReads, answers_again, deaf, failing_reads, quiet, silent_leases
 from harness import Replica
 from hypothesis import settings
 from shapes import BLOCK, HYBRID, PP2, TP2, Shape
@@ -23,9 +23,7 @@ from vllm.v1.request import RequestStatus
 
 from xinference_xavier.storage.copier import CopyKind
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 SHAPES = {
     "tp2": TP2,

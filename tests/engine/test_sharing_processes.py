@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import LENGTH, HeldReads, answers_again, failures
+from faults import LENGTH, HeldReads, answers_again, failures, quiet
 from replica_process import ReplicaProcess
 from safetensors.torch import save_file
 from shapes import BLOCK, TP2, write_model_config
 from sharing_cluster import Cluster, ask, finish, sharing_of, until, usable
 from test_bytes import prompt
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 
 @pytest.fixture

@@ -8,27 +8,33 @@ from faults import (
     LENGTH,
     HeldReads,
     answers_again,
+    both_shapes,
     destroy_tier_actor,
     failures,
     owner_and_reader,
+    quiet,
     steps,
     tier_server,
 )
 from harness import Replica
-from shapes import BLOCK, HYBRID, TP2, Shape
+from shapes import BLOCK, TP2, Shape
 from sharing_cluster import Cluster, ask, finish, until, usable
 from test_bytes import prompt
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
-both_shapes = pytest.mark.parametrize("shape", [TP2, HYBRID], ids=["tp2", "hybrid"])
 either_rank = pytest.mark.parametrize("rank", [0, 1])
 
 
 def quarantined(replica: Replica) -> int:
     return replica.manager.planner.fetches.quarantined_rows
+
+
+def end_quarantine(replica: Replica) -> None:
+    """For the check at the end: here nobody could say when it is over."""
+    fetches = replica.manager.planner.fetches
+    for fetch_id in list(fetches._quarantined):
+        fetches.settle(fetch_id)
 
 
 def free_rows(replica: Replica) -> int:
@@ -150,9 +156,7 @@ def test_the_pool_of_a_rank_stops_in_the_middle(quick_cluster: Cluster, shape: S
     assert quarantined(reader) == rows
     assert reader.manager.fetching.fetches == 1
     held.fail()
-    fetches = reader.manager.planner.fetches
-    for fetch_id in list(fetches._quarantined):  # for the check at the end
-        fetches.settle(fetch_id)
+    end_quarantine(reader)
 
 
 @both_shapes

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import pytest
 from checks import check_step
-from faults import LENGTH, HeldReads, answers_again, failures, owner_and_reader, steps
+from faults import (
+    LENGTH,
+    HeldReads,
+    answers_again,
+    both_shapes,
+    failures,
+    owner_and_reader,
+    quiet,
+    steps,
+)
 from harness import Replica
-from shapes import BLOCK, HYBRID, TP2, Shape
+from shapes import BLOCK, Shape
 from sharing_cluster import Cluster, ask, finish, until
 from test_bytes import prompt
 
 from xinference_xavier.policy.tier import RowState
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
-both_shapes = pytest.mark.parametrize("shape", [TP2, HYBRID], ids=["tp2", "hybrid"])
 either = pytest.mark.parametrize("lands", [True, False], ids=["lands", "fails"])
 
 

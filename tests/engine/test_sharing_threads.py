@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from faults import LENGTH, HeldReads, owner_and_reader
+from faults import LENGTH, HeldReads, owner_and_reader, quiet
 from shapes import BLOCK, HYBRID, TP2, Shape
 from sharing_cluster import Cluster, ask, finish
 from test_bytes import prompt
@@ -22,9 +22,7 @@ from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.leases import NOT_NOW, Leases
 from xinference_xavier.policy.planner import Planner
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 #: Modules of which a stepping thread may run nothing, and what it may.
 FORBIDDEN = ("xoscar", "nixl", "asyncio", "concurrent.futures", "selectors", "socket", "queue")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from faults import LENGTH, answers_again, deaf, failures, on_loop, owner_and_reader
+from faults import LENGTH, answers_again, deaf, failures, on_loop, owner_and_reader, quiet
 from shapes import BLOCK, TP2
 from sharing_cluster import Cluster, ask, member_of, sharing_of, until, usable
 from test_bytes import prompt
@@ -16,9 +16,7 @@ from xinference_xavier.actors.registry import ReplicaEntry
 from xinference_xavier.actors.tracker import find_tracker
 from xinference_xavier.engine.settings import cluster_secret
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 
 @pytest.mark.parametrize("with_tracker", [True, False], ids=["made by its host", "made by nobody"])

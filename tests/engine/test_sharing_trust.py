@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import xoscar as xo
-from faults import LENGTH, on_loop, owner_and_reader
+from faults import LENGTH, on_loop, owner_and_reader, quiet
 from harness import Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
 from sharing_cluster import Cluster, ask, member_of, sharing_of, until, usable
@@ -20,9 +20,7 @@ from xinference_xavier.actors.token import share_token
 from xinference_xavier.actors.tracker import find_tracker
 from xinference_xavier.engine.settings import SECRET_VARIABLE
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)
+pytestmark = quiet
 
 SECRET = bytes.fromhex("ab" * 32)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import xoscar as xo
 
+from . import hosts
 from .registry import PeerEntry
 from .replica import REPLICA_UID, ReplicaActor
 from .tier import TierActor
@@ -137,9 +138,8 @@ class Peers:
         self._refresh()
 
     def _reachable(self, entry: PeerEntry) -> bool:
-        host = entry["address"].rpartition("://")[2].rpartition(":")[0]
-        loopback = host.startswith("127.") or host in ("localhost", "::1", "[::1]")
-        return not loopback or entry["machine"] == self._machine
+        host = hosts.host_of(entry["address"])
+        return entry["machine"] == self._machine or not (host and hosts.is_loopback(host))
 
     def _may_try(self, peer: Peer) -> bool:
         return time.monotonic() >= peer.paused_until

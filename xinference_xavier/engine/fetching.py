@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from xinference_xavier.actors.fetcher import FetchOrder, FetchOutcome, Landed
@@ -21,7 +22,7 @@ from xinference_xavier.policy.planner import Planner
 from xinference_xavier.policy.plans import FetchPlan
 from xinference_xavier.policy.rates import Rates
 
-#: Lengths tried below the longest when a sliding window is not complete at a peer.
+#: Lengths tried from the longest down when a sliding window is not complete at a peer.
 WINDOW_TRIES = 64
 
 
@@ -68,31 +69,64 @@ def choose(
     member, run = longest(own, start)
     if member is None:
         return None
-    size = groups[primary].block_tokens
-    for blocks in range(start + run, max(start, start + run - WINDOW_TRIES), -1):
-        wanted = _missing(groups, keys, blocks * size, local, lambda key: holds(member, key))
-        if wanted is not None:
-            return Wanted(member, wanted, (blocks - start) * size)
-    return None
-
-
-def _missing(
-    groups: Sequence[Group],
-    keys: Sequence[Sequence[bytes]],
-    tokens: int,
-    local: Callable[[bytes], bool],
-    remote: Callable[[bytes], bool],
-) -> list[bytes] | None:
-    """What a prefix of ``tokens`` lacks here, by group; None if the peer lacks some of it too."""
+    size, blocks = groups[primary].block_tokens, start + run
+    tries = min(WINDOW_TRIES, run)
+    span = range((blocks - tries + 1) * size, blocks * size + 1, size)
+    others = {
+        number: _Needs(groups[number], keys[number], span, local, partial(holds, member))
+        for number in range(len(groups))
+        if number != primary
+    }
+    tokens = next((t for t in reversed(span) if all(n.complete(t) for n in others.values())), None)
+    if tokens is None:
+        return None
     wanted: list[bytes] = []
-    for group, own in zip(groups, keys, strict=True):
-        end = tokens // group.block_tokens
-        first = 0 if group.window_blocks is None else max(0, end - group.window_blocks)
-        missing = [key for key in own[first:end] if not local(key)]
-        if not all(map(remote, missing)):
-            return None
-        wanted += missing
-    return wanted
+    for number in range(len(groups)):  # in the order of the groups
+        if number == primary:
+            wanted += [key for key in own[start : tokens // size] if not local(key)]
+        else:
+            wanted += others[number].missing(tokens)
+    return Wanted(member, wanted, tokens - start * size)
+
+
+class _Needs:
+    """Blocks of one group that prefixes of ``span`` tokens need; every key is looked up once."""
+
+    def __init__(
+        self,
+        group: Group,
+        keys: Sequence[bytes],
+        span: range,
+        local: Callable[[bytes], bool],
+        remote: Callable[[bytes], bool],
+    ) -> None:
+        self._group = group
+        self._first = self._blocks(span[0])[0]
+        self._keys = keys[self._first : self._blocks(span[-1])[1]]
+        self._local = [local(key) for key in self._keys]
+        found = zip(self._keys, self._local, strict=True)
+        self._lacks = [not here and not remote(key) for key, here in found]
+        #: Blocks from the first on that are to be had.
+        self._reach = next((i for i, lacks in enumerate(self._lacks) if lacks), len(self._lacks))
+
+    def _blocks(self, tokens: int) -> tuple[int, int]:
+        """First block, and the one after the last, that a prefix of ``tokens`` needs."""
+        end = tokens // self._group.block_tokens
+        window = self._group.window_blocks
+        return 0 if window is None else max(0, end - window), end
+
+    def complete(self, tokens: int) -> bool:
+        """Whether this replica and the peer together have all that a prefix needs."""
+        first, end = self._blocks(tokens)
+        if first == self._first:
+            return end - self._first <= self._reach
+        return not any(self._lacks[first - self._first : end - self._first])
+
+    def missing(self, tokens: int) -> list[bytes]:
+        """What a complete prefix lacks here."""
+        first, end = (block - self._first for block in self._blocks(tokens))
+        pairs = zip(self._keys[first:end], self._local[first:end], strict=True)
+        return [key for key, here in pairs if not here]
 
 
 #: Fetches that have ended: the locations whose bytes did not arrive, None for all of them.

@@ -171,10 +171,9 @@ def _nixl() -> Finding:
     remedy = "pip install --force-reinstall 'nixl==1.5.1'"
     if "error" in answer:
         return Finding("NIXL backends", "fault", answer["error"], remedy)
-    detail = f"{', '.join(answer['open']) or 'none'} opened; found {', '.join(answer['plugins'])}"
-    if answer["open"]:
-        return Finding("NIXL backends", "ok", detail)
-    return Finding("NIXL backends", "fault", detail, remedy)
+    if answer["problem"] is not None:
+        return Finding("NIXL backends", "fault", answer["problem"], remedy)
+    return Finding("NIXL backends", "ok", "UCX opened")
 
 
 def _pinned() -> Finding:

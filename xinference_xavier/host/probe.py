@@ -67,11 +67,9 @@ def _cli_options() -> bool:
 
 
 def _nixl() -> dict[str, Any]:
-    from nixl._api import nixl_agent, nixl_agent_config
+    from xinference_xavier.storage.nixl_agent import nixl_problem
 
-    config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-    agent = nixl_agent("xinference-xavier-doctor", config)
-    return {"plugins": list(agent.get_plugin_list()), "open": list(agent.backends)}
+    return {"problem": nixl_problem()}
 
 
 def _cuda() -> dict[str, Any]:

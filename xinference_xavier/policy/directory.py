@@ -180,18 +180,9 @@ class Directory:
         known = self._members
         return {member: known[member].number for member in members if member in known}
 
-    def peers_to_tell(self, namespace: str, member: str) -> set[str]:
-        """Everybody of the namespace but ``member``."""
-        return self.members(namespace) - {member}
-
     def snapshot(self, namespace: str, member: str) -> tuple[int, bytes] | None:
         """Number of the member's last batch, and everything it has published until then."""
         known = self._members.get(member)
         if known is None or known.namespace != namespace:
             return None
         return known.number, known.keys.packed()
-
-    def refused(self, member: str) -> int:
-        """Fingerprints of a member that were left out because it publishes too many."""
-        known = self._members.get(member)
-        return 0 if known is None else known.keys.refused

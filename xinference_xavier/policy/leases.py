@@ -126,8 +126,3 @@ class Leases:
             self.release(lease_id, at_once)
         self.expired += len(over)
         return len(over)
-
-    def clear(self) -> None:
-        """End all leases: the replica stops."""
-        for lease_id in list(self._leases):
-            self.release(lease_id)

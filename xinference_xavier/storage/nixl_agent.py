@@ -29,13 +29,15 @@ _INSTALL = "pip install 'xinference-xavier[nixl]'"
 
 
 def nixl_problem() -> str | None:
-    """Why replicas cannot share through NIXL here and what to do about it; None when they can."""
+    """Why replicas cannot share through NIXL here and what to do about it; None when they can.
+
+    Starts an agent as sharing does, and ends it.
+    """
     try:
-        bindings = _bindings()
-        agent = bindings.nixlAgent("probe", bindings.nixlAgentConfig())
-    except Exception as exc:  # a broken installation may raise anything
-        return _cannot_start(exc)
-    return _without_backend(agent)
+        NixlAgent("probe").close()
+    except TransferError as error:
+        return str(error)
+    return None
 
 
 def _cannot_start(exc: Exception) -> str:

@@ -160,8 +160,6 @@ class TestDirectory:
             directory.publish(namespace, start(0, 1)._replace(member=member))
         assert directory.members() == {"m", "p", "q"}
         assert directory.members("n") == {"m", "p"}
-        assert directory.peers_to_tell("n", "m") == {"p"}
-        assert directory.peers_to_tell("other", "q") == set()
         assert directory.snapshot("other", "m") is None
         assert directory.snapshot("n", "nobody") is None
 
@@ -187,10 +185,8 @@ class TestDirectory:
         directory = Directory(member_keys=3)
         directory.publish("n", start(0, 1, 2, 3, 4, 5))
         assert held(directory) == set(fingerprints(keys(1, 2, 3)))
-        assert directory.refused("m") == 2
         assert directory.publish("n", change(1, added=(6,), removed=(2,)))
         assert held(directory) == set(fingerprints(keys(1, 3, 6)))
-        assert directory.refused("nobody") == 0
 
     def test_a_broken_batch_leaves_a_gap(self):
         directory = Directory()

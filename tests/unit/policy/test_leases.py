@@ -46,7 +46,7 @@ def test_only_rows_that_hold_bytes_are_leased() -> None:
     leases = Leases(cache.index)
     found = leases.extend(leases.open("peer", 0.0, 1.0), keys)
     assert found == [cache.index.where(keys[0]), NOT_NOW, NOT_NOW, NOWHERE]
-    leases.clear()
+    leases.expire(float("inf"))
     cache.planner.commit_store(storing, ok=True)
     assert fetching is not None
     cache.planner.fetches.commit(fetching.fetch_id, [0])
@@ -62,7 +62,7 @@ def test_caps_per_peer_and_in_all() -> None:
         for peer in ("a", "a", "b", "c")
     ]
     assert granted == [4, 0, 4, 0]
-    leases.clear()
+    leases.expire(float("inf"))
     assert leases.room("a") == 4
     cache.index.validate()
 
