@@ -10,8 +10,9 @@ export PYTHON
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-setup: ## make .venv from requirements/cpu.lock
+setup: ## make .venv from requirements/cpu.lock, and bring a Chromium for the browser tests
 	@scripts/setup_env.sh $(VENV) requirements/cpu.lock
+	@scripts/setup_browser.sh $(VENV)
 
 demo: setup ## show the cache at work on a small random model (CPU, about 5 minutes)
 	@$(VENV)/bin/python -m examples.demo

@@ -1,83 +1,113 @@
-"""What the policy costs: CPU time per admitted block with every tier full, and bytes per entry.
+"""Replays a request trace through the policy: how much of each prompt is found, by capacity.
 
-Measures the index and the planner alone, no copies. CPU time of this process, least of several
-repeats, so that other load on the machine hardly counts. Run: ``python benchmarks/policy.py``.
+``python -m benchmarks.policy --trace FILE``. FILE has one JSON object a line with ``timestamp`` and
+prefix ``hash_ids``, and may be .gz; without it a trace is made up. One replica under each policy
+beside Belady's, which knows the future; then replicas that take requests in turns and read from
+each other, beside one with all their rows. Prints tables and, last, one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
-import time
-import tracemalloc
+from pathlib import Path
+from typing import Any
 
-from xinference_xavier.policy.index import SnapshotIndex
-from xinference_xavier.policy.planner import Planner, default_low_water
+from tabulate import tabulate
 
-BATCH = 64
-GROUP = (0).to_bytes(4, "big")
+from benchmarks.replay import belady, replay, replay_replicas
+from benchmarks.traces import Trace, read_trace, synthetic_trace
+from xinference_xavier.policy.order import order_factory
 
+CAPACITIES = (1_000, 5_000, 20_000, 60_000)
+#: Of LRU's share, at capacities where little of what comes back fits, and anywhere.
+GAIN, GAIN_UP_TO, FLOOR = 1.3, 5_000, 0.99
+#: Of one cache with the rows of all replicas.
+SHARED = 0.95
 
-def random_keys(count: int) -> list[bytes]:
-    return [os.urandom(32) + GROUP for _ in range(count)]
-
-
-def full_planner(gpu_rows: int, cpu_rows: int) -> Planner:
-    planner = Planner(SnapshotIndex(gpu_rows, cpu_rows), default_low_water(gpu_rows, BATCH))
-    for first in range(0, gpu_rows + cpu_rows + 2 * BATCH, BATCH):
-        admit(planner, random_keys(BATCH), first)
-    return planner
+Row = dict[str, Any]
 
 
-def admit(planner: Planner, keys: list[bytes], mark: int) -> None:
-    """Everything the scheduler thread does for one store job and the moves that follow."""
-    planner.commit_store(planner.admit(keys, mark, set()), ok=True)
-    for plan in planner.plan_moves():
-        planner.commit_move(plan, ok=True)
+def one_replica(trace: Trace, rows: int, policy: str, gpu_share: float) -> Row:
+    lru = replay(trace, rows, order_factory("lru"), gpu_share)
+    share = replay(trace, rows, order_factory(policy), gpu_share)
+    return {
+        "capacity": rows,
+        "lru": round(lru, 4),
+        policy: round(share, 4),
+        "belady": round(belady(trace, rows), 4),
+        "over_lru": round(share / lru, 3) if lru else None,
+    }
 
 
-def admission_us(planner: Planner, blocks: int, repeats: int) -> float:
-    best = float("inf")
-    for repeat in range(repeats):
-        batches = [random_keys(BATCH) for _ in range(blocks // BATCH)]
-        gc.collect()
-        started = time.process_time()
-        for number, keys in enumerate(batches):
-            admit(planner, keys, (repeat + 1) << 32 | number)
-        best = min(best, time.process_time() - started)
-    return best / (len(batches) * BATCH) * 1e6
+def several(trace: Trace, replicas: int, rows: int, policy: str, gpu_share: float) -> Row:
+    """``rows`` are those of all replicas together."""
+    order, each = order_factory(policy), rows // replicas
+    one = replay(trace, each * replicas, order, gpu_share)
+    plain = replay_replicas(trace, replicas, each, order, False, gpu_share)
+    aware = replay_replicas(trace, replicas, each, order, True, gpu_share)
+    return {
+        "capacity": each * replicas,
+        "each": each,
+        "one_cache": round(one, 4),
+        "plain": round(plain, 4),
+        "last_copy_aware": round(aware, 4),
+        "plain_ratio": round(plain / one, 3) if one else None,
+        "aware_ratio": round(aware / one, 3) if one else None,
+    }
 
 
-def entry_bytes(gpu_rows: int, cpu_rows: int) -> float:
-    """After the tiers were turned over, when dictionaries have grown to what they need."""
-    tracemalloc.start(1)
-    planner = full_planner(gpu_rows, cpu_rows)
-    for first in range(0, 2 * (gpu_rows + cpu_rows), BATCH):
-        admit(planner, random_keys(BATCH), first + (1 << 32))
-    taken, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return taken / len(planner.index)
+def missed(single: list[Row], shared: list[Row], replicas: int) -> list[str]:
+    """Targets that these rows miss, in words."""
+    found = []
+    for row in single:
+        target = GAIN if row["capacity"] <= GAIN_UP_TO else FLOOR
+        if row["over_lru"] is not None and row["over_lru"] < target:
+            found.append(f"over_lru at {row['capacity']}: {row['over_lru']} < {target}")
+    for row in shared if replicas == 2 else ():
+        if row["aware_ratio"] is not None and row["aware_ratio"] < SHARED:
+            found.append(f"aware_ratio at 2 x {row['each']}: {row['aware_ratio']} < {SHARED}")
+    return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, nargs="+", default=[1_000, 50_000, 1_000_000])
-    parser.add_argument("--blocks", type=int, default=4_096)
-    parser.add_argument("--repeats", type=int, default=40)
-    args = parser.parse_args()
-    for entries in args.entries:
-        gpu_rows = entries // 5
-        one, two = full_planner(0, entries), full_planner(gpu_rows, entries - gpu_rows)
-        result = {
-            "entries": entries,
-            "evict_us": round(admission_us(one, args.blocks, args.repeats), 2),
-            "demote_and_evict_us": round(admission_us(two, args.blocks, args.repeats), 2),
-        }
-        del one, two
-        result["entry_bytes"] = round(entry_bytes(gpu_rows, entries - gpu_rows))
-        print(json.dumps(result), flush=True)
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trace", type=Path, help="default: a trace is made up")
+    parser.add_argument("--capacities", type=int, nargs="+", default=CAPACITIES, metavar="BLOCKS")
+    parser.add_argument("--policy", default="reuse", help="xavier_policy to compare with lru")
+    parser.add_argument("--replicas", type=int, default=2, help="0: only one replica")
+    parser.add_argument("--gpu-share", type=float, default=0.0, help="of the rows, in the GPU tier")
+    parser.add_argument("--requests", type=int, default=8_000, help="of a trace made up")
+    parser.add_argument("--seed", type=int, default=1, help="of a trace made up")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = arguments().parse_args(argv)
+    trace = read_trace(args.trace) if args.trace else synthetic_trace(args.requests, args.seed)
+    single = [one_replica(trace, n, args.policy, args.gpu_share) for n in args.capacities]
+    print("One replica: share of blocks found as a prefix")
+    print(tabulate(single, headers="keys"), flush=True)
+    shared = []
+    if args.replicas > 1:
+        shared = [
+            several(trace, args.replicas, n, args.policy, args.gpu_share) for n in args.capacities
+        ]
+        print(f"\n{args.replicas} replicas with {args.policy}, requests in turns")
+        print(tabulate(shared, headers="keys"))
+    result = {
+        "trace": args.trace.name if args.trace else f"synthetic, seed {args.seed}",
+        "requests": len(trace),
+        "blocks": sum(map(len, trace)),
+        "distinct": len({block for blocks in trace for block in blocks}),
+        "policy": args.policy,
+        "gpu_share": args.gpu_share,
+        "one_replica": single,
+        "replicas": args.replicas,
+        "shared": shared,
+        "targets_missed": missed(single, shared, args.replicas) if args.trace else [],
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

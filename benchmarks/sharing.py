@@ -1,9 +1,10 @@
 """What a peer hit costs: two real vLLM engines of one core each, a real tracker, real NIXL.
 
-``python -m benchmarks.sharing [--pairs 30] [--model FOLDER]``. For each pair a new prompt of 4,300
-tokens is computed by A (cold), asked of B (peer hit), and asked of B again once its engine has
-forgotten it (own tier). Then 50 requests for one prompt at once, and one that arrives after the
-first step of a cold prefill. Times are from sending a request to its first token, in process.
+``python -m benchmarks.sharing [--pairs 30] [--size bench] [--dtype bfloat16]``. For each pair a new
+prompt of 4,300 tokens is computed by A (cold), asked of B (peer hit), and asked of B again once its
+engine has forgotten it (own tier). Then 50 requests for one prompt at once, and one that arrives
+after the first step of a cold prefill. Times are from sending a request to its first token, in
+process.
 Prints a table and, last, one JSON object.
 """
 
@@ -45,7 +46,7 @@ def prompt(number: int) -> list[int]:
 class Engine:
     """One replica in a process of its own; its methods are called by name over a pipe."""
 
-    def __init__(self, replica: int, model: str, tracker: str) -> None:
+    def __init__(self, replica: int, model: str, dtype: str, tracker: str) -> None:
         from vllm import LLM
 
         from xinference_xavier.config import XavierOptions
@@ -57,7 +58,7 @@ class Engine:
         settings = EngineSettings(options, "bench", replica, tracker)
         self.llm = LLM(
             model=model,
-            dtype="float32",
+            dtype=dtype,
             block_size=BLOCK_TOKENS,
             max_model_len=4608,
             max_num_batched_tokens=2 * STEP_TOKENS,
@@ -145,12 +146,24 @@ class Engine:
         self._finish({first} if self.engine.has_unfinished_requests() else set())
         return {"steps": steps, "seconds": seconds}
 
+    def memcpy(self, nbytes: int) -> float:
+        """Seconds in which one thread copies as many bytes: no read of them takes less."""
+        import numpy as np
+
+        source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        times = []
+        for _ in range(9):
+            started = time.perf_counter()
+            np.copyto(target, source)
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
     def stats(self) -> dict[str, Any]:
         collected: dict[str, Any] = self._connector._stats.collect()
         return collected
 
 
-def serve(core: str, replica: int, model: str, tracker: str, pipe: Connection) -> None:
+def serve(core: str, replica: int, model: str, dtype: str, tracker: str, pipe: Connection) -> None:
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         VLLM_CPU_OMP_THREADS_BIND=core,
@@ -158,7 +171,7 @@ def serve(core: str, replica: int, model: str, tracker: str, pipe: Connection) -
         VLLM_LOGGING_LEVEL="ERROR",
         HF_HUB_OFFLINE="1",
     )
-    engine = Engine(replica, model, tracker)
+    engine = Engine(replica, model, dtype, tracker)
     pipe.send("up")
     while (call := pipe.recv()) is not None:
         pipe.send(getattr(engine, call[0])(*call[1:]))
@@ -168,12 +181,11 @@ def serve(core: str, replica: int, model: str, tracker: str, pipe: Connection) -
 class Replica:
     """The parent's end of one engine."""
 
-    def __init__(self, number: int, model: str, tracker: str) -> None:
+    def __init__(self, number: int, model: str, dtype: str, tracker: str) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=serve, args=(CORES[number], number, model, tracker, theirs), daemon=True
-        )
+        arguments = (CORES[number], number, model, dtype, tracker, theirs)
+        self.process = context.Process(target=serve, args=arguments, daemon=True)
         self.process.start()
 
     def __call__(self, *call: Any) -> Any:
@@ -225,7 +237,7 @@ def measure(first: Replica, second: Replica, pairs: int) -> dict[str, Any]:
     return {**times, "convoy": convoy, "beside": second("beside_prefill", cold, tokens)}
 
 
-def summary(found: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
+def summary(found: dict[str, Any], stats: dict[str, Any], memcpy: float) -> dict[str, Any]:
     sharing, loads = stats["sharing"], stats["copies"]["load"]
     medians = {name: statistics.median(found[name]) for name in ("cold", "peer", "own")}
     spread = {
@@ -253,6 +265,7 @@ def summary(found: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
         "fetch_failures": sharing["fetch_failures"],
         "fetch_ms": round(1000 * sharing["fetch_seconds"] / sharing["fetches"], 1),
         "read_ms": round(1000 * sharing["read_seconds"] / sharing["fetches"], 1),
+        "memcpy_ms": round(1000 * memcpy, 1),
         "load_ms": round(1000 * loads["seconds"] / loads["jobs"], 1),
     }
 
@@ -260,22 +273,25 @@ def summary(found: dict[str, Any], stats: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--model", help="folder of a model; a random one is made without it")
+    parser.add_argument("--size", default="demo", help="of the random model (examples/tiny_model)")
+    parser.add_argument("--dtype", default="float32")
     chosen = parser.parse_args()
     os.environ.update(PYTHONHASHSEED="7", XINFERENCE_XAVIER_SECRET="ab" * 32)
     with tempfile.TemporaryDirectory() as folder:
-        model = chosen.model or str(Path(folder) / "model")
-        if chosen.model is None:
-            script = Path(__file__).parents[1] / "examples" / "tiny_model.py"
-            subprocess.run([sys.executable, script, model, "--size", "demo"], check=True)
+        model = str(Path(folder) / "model")
+        script = Path(__file__).parents[1] / "examples" / "tiny_model.py"
+        kind = ("--size", chosen.size, "--dtype", chosen.dtype)
+        subprocess.run([sys.executable, script, model, *kind], check=True)
         tracker = start_tracker()
-        replicas = [Replica(number, model, tracker) for number in range(2)]
+        replicas = [Replica(number, model, chosen.dtype, tracker) for number in range(2)]
         assert [replica.pipe.recv() for replica in replicas] == ["up", "up"]
         while not all(replica("peers") == 1 for replica in replicas):
             time.sleep(0.2)
         print("pair      cold      peer       own  (seconds)")
         found = measure(*replicas, chosen.pairs)
-        result = summary(found, replicas[1]("stats"))
+        stats = replicas[1]("stats")
+        nbytes = stats["sharing"]["fetched_bytes"] // stats["sharing"]["fetches"]
+        result = summary(found, stats, replicas[1]("memcpy", nbytes))
         for replica in replicas:
             replica.pipe.send(None)
             replica.process.join(10)

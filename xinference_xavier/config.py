@@ -180,9 +180,13 @@ def _self_check(value: object) -> float:
 
 def _policy(value: object) -> object:
     name = r"[A-Za-z_][A-Za-z0-9_]*"
-    if isinstance(value, str) and re.fullmatch(rf"lru|{name}(\.{name})*:{name}", value.strip()):
+    if isinstance(value, str) and re.fullmatch(
+        rf"lru|reuse|{name}(\.{name})*:{name}", value.strip()
+    ):
         return value.strip()
-    remedy = "Give lru, or a class of your own as module:Class, e.g. my_package.policies:Lfu."
+    remedy = (
+        "Give lru, reuse, or a class of your own as module:Class, e.g. my_package.policies:Lfu."
+    )
     raise refusal("xavier_policy", value, "names no eviction policy", remedy)
 
 
@@ -226,7 +230,7 @@ class XavierOptions(BaseModel):
     )
     xavier_policy: Annotated[str, BeforeValidator(_policy)] = Field(
         default="lru",
-        description="Eviction policy: lru, or a class of your own as module:Class.",
+        description="Eviction policy: lru, reuse, or a class of your own as module:Class.",
         json_schema_extra={"metavar": "NAME"},
     )
     xavier_store_decode: Annotated[bool, _bool_field("xavier_store_decode")] = Field(
@@ -238,6 +242,12 @@ class XavierOptions(BaseModel):
         default=0.0,
         description="Share of loads and fetches verified by checksum, from 0 to 1.",
         json_schema_extra={"metavar": "SHARE", "default_text": "0"},
+    )
+    xavier_receipts: Annotated[bool, _bool_field("xavier_receipts")] = Field(
+        default=True,
+        description="Say in each response where its prompt tokens came from. false also hides the "
+        "host's count of cached tokens.",
+        json_schema_extra={"metavar": "true|false", "default_text": "true"},
     )
 
     @model_validator(mode="after")

@@ -42,6 +42,8 @@ class SkipReason(str, Enum):
     NO_EVICTABLE_ROW = "no_evictable_row"
     #: An earlier block of the same KV group was skipped, so this one could never be hit.
     PREFIX_NOT_STORED = "prefix_not_stored"
+    #: An operator has paused stores.
+    PAUSED = "paused"
 
 
 class XavierError(Exception):

@@ -12,30 +12,33 @@ model the pool is small by itself, next to the prompts that come.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from examples.demo.client import Client
 from examples.demo.report import HEADER, Record, Report
-from examples.demo.server import LAUNCH_SECONDS, Server, ServerError
+from examples.demo.server import (
+    BLOCK_TOKENS,
+    LAUNCH_SECONDS,
+    Server,
+    ServerError,
+    build_model,
+    engine_flags,
+)
 from examples.demo.session import Session
 
 ROOT = Path(__file__).parents[2]
 WORK_FOLDER = ROOT / ".demo"
-MODEL_SCRIPT = ROOT / "examples" / "tiny_model.py"
 
 REPLICAS = 2
 PROMPTS = 6
 #: A byte is a token: 4,300 tokens are 134 full blocks and a rest.
 PROMPT_TOKENS = 4300
 MAX_TOKENS = 12
-BLOCK_TOKENS = 32
 MAX_MODEL_TOKENS = 4608
 #: One longest request and nothing beside it: the engine's own prefix cache holds one prompt.
 POOL_BLOCKS = MAX_MODEL_TOKENS // BLOCK_TOKENS + 1
@@ -43,14 +46,6 @@ POOL_BLOCKS = MAX_MODEL_TOKENS // BLOCK_TOKENS + 1
 GPU_BUDGET = "300MiB"
 CPU_BUDGET = "800MiB"
 
-LAUNCH_FLAGS = (
-    *("--model-name", "qwen2.5-instruct", "--model-engine", "vllm", "--size-in-billions", "0_5"),
-    *("--model-format", "pytorch", "--n-gpu", "None", "--dtype", "float32"),
-    *("--max_model_len", str(MAX_MODEL_TOKENS), "--block_size", str(BLOCK_TOKENS)),
-    *("--num_gpu_blocks_override", str(POOL_BLOCKS), "--enforce_eager", "true"),
-    # Without a GPU Xinference would ask vLLM for none; with the cache the plugin corrects that.
-    *("--tensor_parallel_size", "1"),
-)
 CACHE_FLAGS = (
     "--enable-xavier-gpu",
     *("--replica", str(REPLICAS)),
@@ -66,19 +61,6 @@ Made small on purpose, so that hits are visible on a toy model:
   - the GPU tier ({GPU_BUDGET}) holds about three prompts: older ones go to the CPU tier.
 The "GPU tier" of this machine is plain memory: without a GPU, so are the engine's KV blocks.
 """
-
-
-def build_model() -> Path:
-    """Folder of the random model; built once for each version of its script."""
-    version = hashlib.sha256(MODEL_SCRIPT.read_bytes()).hexdigest()[:12]
-    folder = WORK_FOLDER / f"model-{version}"
-    if not folder.is_dir():
-        folder.parent.mkdir(exist_ok=True)
-        command = [sys.executable, str(MODEL_SCRIPT), str(folder), "--size", "demo"]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        if built.returncode != 0:
-            raise ServerError(f"{MODEL_SCRIPT} failed:\n{built.stderr}")
-    return folder
 
 
 def make_prompts() -> list[str]:
@@ -100,7 +82,7 @@ def launch(
 
 def run_baseline(server: Server, report: Report, model: Path, prompts: list[str]) -> list[str]:
     """Outputs of a launch without the cache."""
-    client = launch(server, report, "plain", (*LAUNCH_FLAGS, "--model-path", str(model)))
+    client = launch(server, report, "plain", engine_flags(model, MAX_MODEL_TOKENS, POOL_BLOCKS))
     report.say(f"\n[bold]Launched without the cache[/bold]\n{HEADER}")
     outputs = []
     for number, prompt in enumerate(prompts):
@@ -117,7 +99,7 @@ def run_cached(
     server: Server, report: Report, model: Path, prompts: list[str], expected: list[str]
 ) -> dict[str, object]:
     """The same prompts with the cache; returns the figures of the last line."""
-    flags = (*LAUNCH_FLAGS, "--model-path", str(model), *CACHE_FLAGS)
+    flags = (*engine_flags(model, MAX_MODEL_TOKENS, POOL_BLOCKS), *CACHE_FLAGS)
     client = launch(server, report, "cached", flags, REPLICAS)
     no_cache = "the replicas do not share: run `xinference-xavier doctor`. Nothing heard"
     server.wait(client.has_cache, 60, no_cache)
@@ -143,7 +125,7 @@ def main() -> int:
     shutil.rmtree(home, ignore_errors=True)
     try:
         with report.console.status("building the model"):
-            model = build_model()
+            model = build_model(WORK_FOLDER)
         prompts = make_prompts()
         with contextlib.ExitStack() as stack:
             with report.console.status("starting Xinference"):

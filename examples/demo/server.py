@@ -8,19 +8,22 @@ server is a session of its own, so that a Ctrl-C reaches only us, and we end it 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
 import psutil
 
 BIN_FOLDER = Path(sys.executable).parent
+MODEL_SCRIPT = Path(__file__).parents[1] / "tiny_model.py"
+BLOCK_TOKENS = 32
 POLL_SECONDS = 0.25
 START_SECONDS = 180
 #: Loading the model takes some 15 s on an idle machine.
@@ -36,13 +39,14 @@ class ServerError(Exception):
 class Server:
     """One ``xinference-local``, without authentication, reachable from this machine only.
 
-    Use as a context manager: leaving it ends every process the server started.
+    Use as a context manager: leaving it ends every process the server started. ``environment``
+    adds to and overrides what the server inherits.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, environment: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.log = home / "server.log"
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
             **os.environ,
@@ -51,6 +55,7 @@ class Server:
             "XINFERENCE_ENABLE_VIRTUAL_ENV": "0",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -122,7 +127,7 @@ class Server:
                 self._process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(STOP_SECONDS)
-                _kill(self._processes())
+                end_processes(self._processes())
                 self._process.wait()
                 self._process = None
 
@@ -155,14 +160,48 @@ class Server:
         return "\n".join([*tail, f"(the whole log: {self.log})"])
 
 
-def _free_port() -> int:
+def engine_flags(model: Path, max_model_tokens: int, pool_blocks: int) -> tuple[str, ...]:
+    """Options of ``xinference launch`` for a random model of ``examples/tiny_model.py``.
+
+    ``pool_blocks`` of ``BLOCK_TOKENS`` tokens are the engine's own KV pool.
+    """
+    return (
+        *("--model-name", "qwen2.5-instruct", "--model-engine", "vllm"),
+        *("--size-in-billions", "0_5", "--model-format", "pytorch", "--model-path", str(model)),
+        *("--n-gpu", "None", "--dtype", "float32", "--enforce_eager", "true"),
+        *("--max_model_len", str(max_model_tokens), "--block_size", str(BLOCK_TOKENS)),
+        *("--num_gpu_blocks_override", str(pool_blocks)),
+        # Without a GPU Xinference would ask vLLM for none; with the cache the plugin corrects that.
+        *("--tensor_parallel_size", "1"),
+    )
+
+
+def build_model(folder: Path, size: str = "demo") -> Path:
+    """Random model of ``size`` in a folder within ``folder``, built once per version of its script.
+
+    Raises ``ServerError`` with the script's output when it fails.
+    """
+    version = hashlib.sha256(MODEL_SCRIPT.read_bytes()).hexdigest()[:12]
+    name = "model" if size == "demo" else f"model-{size}"
+    built = folder / f"{name}-{version}"
+    if not built.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(MODEL_SCRIPT), str(built), "--size", size]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ServerError(f"{MODEL_SCRIPT} failed:\n{done.stderr}")
+    return built
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 
 
-def _kill(processes: list[psutil.Process]) -> None:
+def end_processes(processes: list[psutil.Process]) -> None:
     """End ``processes`` by themselves first, then by force."""
     for action in ("terminate", "kill"):
         for process in processes:

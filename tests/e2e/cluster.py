@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server import Xinference, free_port, wait_until
@@ -11,7 +14,8 @@ from server import Xinference, free_port, wait_until
 class Cluster(Xinference):
     """Commands of a user's run beside the supervisor, in its environment.
 
-    ``worker`` is added to the workers' environments; ``hosts`` has the address of each.
+    ``worker`` is added to the workers' environments; ``hosts`` has the address of each, and
+    ``inside`` the words before a worker's command, by its address (to run it elsewhere).
     """
 
     def __init__(
@@ -19,25 +23,46 @@ class Cluster(Xinference):
         home: Path,
         worker: dict[str, str],
         hosts: Sequence[str] = ("127.0.0.1",),
+        *,
+        supervisor_host: str = "127.0.0.1",
+        inside: Mapping[str, Sequence[str]] | None = None,
         **supervisor: str,
     ) -> None:
+        self.host = supervisor_host
+        self.inside = inside or {}
         self.worker = worker
         self.hosts = hosts
         self.worker_log = home / f"worker-{hosts[0]}.log"
+        self.supervisor_port = free_port()
         super().__init__(home, **supervisor)
 
     def start(self) -> None:
         """Returns once the workers have registered."""
-        api, own = self.url.rpartition(":")[2], str(free_port())
-        command = ["xinference-supervisor", "--host", "127.0.0.1", "--port", api]
-        self.spawn([*command, "--supervisor-port", own], self.environment, self.log)
-        wait_until(self._answers, 180, self.tail)
+        self._start_supervisor(self.log)
         environment = {**self.environment, **self.worker}
         for host in self.hosts:
             command = ["xinference-worker", "--endpoint", self.url, "--host", host]
             log = self.home / f"worker-{host}.log"
-            self.spawn([*command, "--worker-port", str(free_port())], environment, log)
+            command += ["--worker-port", str(free_port())]
+            self.spawn(command, environment, log, self.inside.get(host, ()))
         wait_until(self._has_workers, 180, self.worker_log.read_text)
+
+    def restart_supervisor(self) -> None:
+        """Kill the supervisor and start it on its addresses; returns once it has its workers."""
+        process = self.processes.pop(0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+        self._start_supervisor(self.home / "restarted.log")
+        self.processes.insert(0, self.processes.pop())
+        wait_until(self._has_workers, 180, self.worker_log.read_text)
+
+    def _start_supervisor(self, log: Path) -> None:
+        command = ["xinference-supervisor", "--host", self.host]
+        command += ["--port", self.url.rpartition(":")[2]]
+        command += ["--supervisor-port", str(self.supervisor_port)]
+        self.spawn(command, self.environment, log)
+        wait_until(self._answers, 180, self.tail)
 
     def _has_workers(self) -> bool:
         self._answers()  # raises when a process has ended

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browser import start_chromium
 from conversation import Said, converse
+from playwright.sync_api import Browser
 from server import ENGINE, ROOT, Xinference, flags
 
 #: Of the shared cached model: an engine that forgets all but two of the conversation's prompts, a
@@ -32,13 +34,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A real browser; fails, and never skips, where there is none."""
+    with start_chromium() as browser:
+        yield browser
+
+
 def _serve(home: Path, **options: object) -> Iterator[Xinference]:
     server = Xinference(home, **options)  # type: ignore[arg-type]
     yield server
     assert server.stop() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Xinference]:
     """A server without authentication."""
     yield from _serve(tmp_path_factory.mktemp("open"))
@@ -50,7 +59,7 @@ def secured_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Xinfere
     yield from _serve(tmp_path_factory.mktemp("secured"), auth=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cached_model(server: Xinference, tiny_model: Path) -> str:
     """Uid of a model with the cache on ``server``, loaded."""
     launched = server.run_example(
@@ -61,7 +70,7 @@ def cached_model(server: Xinference, tiny_model: Path) -> str:
     return "cached"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain(server: Xinference, tiny_model: Path) -> tuple[dict[str, object], Said]:
     """A launch without the cache, over by now: its view by our API, and what it answered."""
     # Without the cache nothing turns the host's count of GPUs, none, into one rank.

@@ -49,6 +49,18 @@ def answer(server: Xinference, model_uid: str, number: int) -> str:
     return ask(server, model_uid, text(number, PROMPT_TOKENS))
 
 
+def fill_engine(server: Xinference, model_uid: str) -> None:
+    """Let the engine's own cache forget what it was asked before."""
+    for seed in (900, 901, 902):
+        ask(server, model_uid, text(seed, PROMPT_TOKENS), 1)
+
+
+def forget_all(server: Xinference, model_uid: str) -> None:
+    """Leave nothing of what other tests asked."""
+    fill_engine(server, model_uid)
+    server.client.post(f"/v1/xavier/{model_uid}/clear").raise_for_status()
+
+
 def first_turn(server: Xinference, model_uid: str) -> str:
     prompt = text(PROMPTS, FIRST_TURN_TOKENS)
     return ask(server, model_uid, prompt, FIRST_ANSWER_TOKENS)

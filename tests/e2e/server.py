@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,12 @@ def wait_until(
 class Xinference:
     """One ``xinference-local``. ``client`` carries the token of the first user, if any."""
 
+    host = "127.0.0.1"
+
     def __init__(self, home: Path, auth: bool = False, **environment: str) -> None:
         self.home = home
         self.log = home / "server.log"
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://{self.host}:{free_port()}"
         self.token: str | None = None
         home.mkdir(parents=True, exist_ok=True)
         self.environment = {
@@ -104,10 +106,17 @@ class Xinference:
         self.spawn(command, self.environment, self.log)
         wait_until(self._answers, 180, self.tail)
 
-    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+    def spawn(
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        log: Path,
+        inside: Sequence[str] = (),
+    ) -> None:
+        """Start one of Xinference's commands; the words of ``inside`` come before it."""
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [BIN / command[0], *command[1:]],
+                [*inside, BIN / command[0], *command[1:]],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -202,7 +211,7 @@ class Xinference:
                 os.kill(process.pid, signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(40)
-        left = self._left()
+        left = self.family()
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -212,7 +221,17 @@ class Xinference:
         for process in self.processes:
             process.wait(10)
         psutil.wait_procs(left, timeout=10)
-        return [str(process) for process in self._left()]
+        return [str(process) for process in self.family()]
+
+    def family(self) -> list[psutil.Process]:
+        """Living processes with this server's home folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                own = process.environ().get("XINFERENCE_HOME") == str(self.home)
+                if own and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def _answers(self) -> bool:
         if any(process.poll() is not None for process in self.processes):
@@ -235,13 +254,3 @@ class Xinference:
     def _setup_token(self) -> str | None:
         found = re.search(r"Setup token: (\S+)", self.log.read_text(errors="replace"))
         return found.group(1) if found else None
-
-    def _left(self) -> list[psutil.Process]:
-        """Living processes with this server's home folder in their environment."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                own = process.environ().get("XINFERENCE_HOME") == str(self.home)
-                if own and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found

@@ -26,6 +26,7 @@ def test_command_line(server: Xinference, cached_model: str) -> None:
     assert (options["xavier_gpu_budget"], options["xavier_cpu_budget"]) == (2**24, 2**26)
 
 
+@pytest.mark.slow
 def test_rest(server: Xinference, tiny_model: Path) -> None:
     done = server.run_example("launch_rest.py", "by-rest", tiny_model, *ARGUMENTS, **BUDGETS)
     assert done.returncode == 0, done.stderr
@@ -34,6 +35,7 @@ def test_rest(server: Xinference, tiny_model: Path) -> None:
     server.terminate("by-rest")
 
 
+@pytest.mark.slow
 def test_python_client(server: Xinference, tiny_model: Path) -> None:
     done = server.run_example("launch_python.py", "by-python", tiny_model, *ARGUMENTS, **BUDGETS)
     assert done.returncode == 0, done.stderr

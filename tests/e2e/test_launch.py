@@ -70,6 +70,7 @@ def test_launch_without_the_switch_has_no_cache(plain: tuple[dict[str, Any], Sai
     assert all(said.answers)
 
 
+@pytest.mark.slow
 def test_model_with_an_environment_of_its_own(server: Xinference, tiny_model: Path) -> None:
     flags = (SWITCH, "--xavier-gpu-budget", "16MiB", "--xavier-cpu-budget", "16MiB")
     launched = server.launch(

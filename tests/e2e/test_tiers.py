@@ -12,6 +12,7 @@ from conversation import (
     Said,
     answer,
     first_turn,
+    forget_all,
     second_turn,
 )
 from server import ENGINE, Xinference
@@ -24,6 +25,7 @@ BLOCK_TOKENS = ENGINE["block_size"]
 def test_outputs_from_both_tiers_equal_those_without_the_cache(
     server: Xinference, cached_model: str, plain: tuple[Any, Said]
 ) -> None:
+    forget_all(server, cached_model)
     before = server.stats(cached_model)["counters"]
     answers = [answer(server, cached_model, number) for number in ORDERS]
     assert answers == [plain[1].answers[number] for number in ORDERS]

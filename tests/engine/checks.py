@@ -9,8 +9,9 @@ import numpy as np
 from harness import Rank, Replica
 from shapes import BLOCK
 
+from xinference_xavier.engine.receipts import SOURCES
+from xinference_xavier.policy.columns import RowState
 from xinference_xavier.policy.planner import group_of
-from xinference_xavier.policy.tier import RowState
 from xinference_xavier.types import NOWHERE, row_of
 
 READABLE = (RowState.READY, RowState.LEAVING)
@@ -101,16 +102,30 @@ def check_receipts(replica: Replica) -> None:
     """Receipts add up, say what vLLM really did, and totals are their sums."""
     receipts = replica.manager.receipts
     for receipt in receipts.recent:
-        parts = (receipt.engine, receipt.gpu, receipt.cpu, receipt.peer, receipt.computed)
+        parts = [getattr(receipt, source) for source in SOURCES]
         assert sum(parts) == receipt.prompt, receipt
         assert min(parts) >= 0, receipt
         cached = replica.asked[receipt.request_id].cached
         if cached is not None:
             assert receipt.computed == max(1, receipt.prompt - cached), (receipt, cached)
     totals = receipts.totals
-    sources = ("engine", "gpu", "cpu", "peer", "computed")
-    assert sum(getattr(totals, f"tokens_{name}") for name in sources) == totals.tokens_prompt
+    assert sum(getattr(totals, f"tokens_{name}") for name in SOURCES) == totals.tokens_prompt
     assert totals.requests == sum(asked.cached is not None for asked in replica.asked.values())
+
+
+def check_told(replica: Replica) -> None:
+    """What outputs said of a request is its receipt, with its first output and with its last."""
+    receipts = replica.manager.receipts
+    assert not receipts.untold
+    for receipt in receipts.recent:
+        asked = replica.asked[receipt.request_id]
+        if receipts.untold is None or not asked.outputs:
+            assert not asked.told
+            continue
+        expected = {0} if asked.finished == "abort" else {0, asked.outputs - 1}
+        assert set(asked.told) == expected, receipt
+        for told in asked.told.values():
+            assert told == {source: getattr(receipt, source) for source in SOURCES}
 
 
 def check_rest(replica: Replica) -> None:
@@ -138,3 +153,4 @@ def check_rest(replica: Replica) -> None:
     check_step(replica)
     check_answers(replica)
     check_receipts(replica)
+    check_told(replica)

@@ -20,6 +20,7 @@ from shapes import BLOCK, HYBRID, TP2, Shape
 from sharing_cluster import Cluster, ask, sharing_of, until, usable
 from test_bytes import prompt
 
+from xinference_xavier.actors.replica import REPLICA_UID
 from xinference_xavier.storage.peer_reader import Read
 from xinference_xavier.types import TransferError
 
@@ -66,6 +67,14 @@ def tier_server(replica: Replica, rank: int = 0) -> Any:
     return replica.ranks[rank].connector._worker._share._server
 
 
+def destroy_replica_actor(replica: Replica) -> None:
+    async def destroy() -> None:
+        address = replica.connector._bridge.address
+        await xo.destroy_actor(await xo.actor_ref(uid=REPLICA_UID, address=address))
+
+    on_loop(replica, destroy)
+
+
 def destroy_tier_actor(replica: Replica, rank: int = 0) -> None:
     tier = sharing_of(replica)._setup.tiers[rank]
 
@@ -90,9 +99,9 @@ class HeldReads:
         self.began = threading.Semaphore(0)
         self._transport.read = self._hold
 
-    def _hold(self, peer: Any, sources: Any, targets: Any, timeout_seconds: float) -> Read:
+    def _hold(self, peer: Any, sources: Any, targets: Any, *rest: Any) -> Read:
         read = Read()
-        self._held.append((read, (peer, sources.copy(), targets.copy(), timeout_seconds)))
+        self._held.append((read, (peer, sources.copy(), targets.copy(), *rest)))
         self.began.release()
         if self._late:
             read.done.set_exception(TransferError("the peer did not deliver in time"))
@@ -189,6 +198,18 @@ def frozen_mirror(replica: Replica) -> Iterator[None]:
             yield
     finally:
         del share.mirror.wanted
+
+
+@contextmanager
+def remembered_peers(replica: Replica) -> Iterator[None]:
+    """The replica learns of no peer that leaves."""
+    peers = sharing_of(replica).peers
+    assert peers is not None
+    peers.update = lambda entries, whole=True: set()  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del peers.update
 
 
 def steps(replica: Replica, count: int) -> None:

@@ -82,8 +82,9 @@ class GatedCopier:
         while any(job.job_id in job_ids for job in self.waiting):
             self._execute(self.waiting.popleft())
 
-    def forget(self, locations: np.ndarray) -> None:
-        self.inner.forget(locations)
+    @property
+    def row_check(self) -> Any:
+        return self.inner.row_check
 
     def close(self) -> None:
         self.inner.close()

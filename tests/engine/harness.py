@@ -112,6 +112,9 @@ class Asked:
     finished: str | None = None
     #: Prompt tokens that were in the KV cache when it was first scheduled.
     cached: int | None = None
+    #: Receipts that came with its outputs, by the output's number.
+    told: dict[int, dict[str, int]] = field(default_factory=dict)
+    outputs: int = 0
 
 
 class Replica:
@@ -254,6 +257,9 @@ class Replica:
             for answer in client.outputs:
                 asked = self.asked[answer.request_id]
                 asked.answer += answer.new_token_ids
+                if answer.kv_transfer_params is not None:
+                    (asked.told[asked.outputs],) = answer.kv_transfer_params.values()
+                asked.outputs += 1
                 if answer.finish_reason is not None:
                     asked.finished = str(answer.finish_reason)
 

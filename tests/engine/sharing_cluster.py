@@ -21,6 +21,7 @@ from shapes import Shape
 from xoscar.backends import pool as pool_module
 from xoscar.backends.router import Router
 
+from xinference_xavier.actors.loops import run_and_leave
 from xinference_xavier.actors.sharing import Sharing
 from xinference_xavier.actors.tracker import get_or_create_tracker
 
@@ -65,10 +66,7 @@ class TrackerPool:
 
     def start(self, tracker: bool = True) -> None:
         self._up = threading.Event()
-        # A daemon: now and then a listener of xoscar's does not let its loop end.
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(tracker)), daemon=True
-        )
+        self._thread = threading.Thread(target=lambda: run_and_leave(self._serve(tracker)))
         self._thread.start()
         assert self._up.wait(WAIT_SECONDS)
 

@@ -1,4 +1,5 @@
-"""Random lives of a replica: arrivals, aborts, resets, slow and failing copies, in any order.
+"""Random lives of a replica: arrivals, aborts, resets, slow and failing copies, clears and changes
+of its budgets, in any order.
 
 After every step each snapshot holds its bytes on every rank and the index is consistent; at the end
 every request that was not aborted has its answer, and nothing is left over.
@@ -16,6 +17,7 @@ from gated_copier import ALL
 from harness import Replica
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from operator_calls import begin, begin_resize, finish_changes
 from shapes import HYBRID, PP2, TP2, Shape
 from test_bytes import prompt
 from vllm.v1.request import Request
@@ -85,7 +87,23 @@ def step(replica: Replica, draw: random.Random) -> None:
         check_step(replica)
 
 
+def clear(replica: Replica, draw: random.Random) -> None:
+    begin(replica, replica.manager.clear)
+
+
+def resize(replica: Replica, draw: random.Random) -> None:
+    """A tier that is there gets another size; refused while it is on its way to one."""
+    tier = draw.choice([t for t in ("gpu", "cpu") if getattr(replica.shape, f"{t}_rows")])
+    begin_resize(replica, **{tier: draw.choice([1, 2, 5, 9, 20, 40, 70])})
+
+
+def pause(replica: Replica, draw: random.Random) -> None:
+    replica.manager.planner.paused = draw.random() < 0.3
+
+
 def rest(replica: Replica, draw: random.Random) -> None:
+    replica.run()
+    finish_changes(replica)
     replica.run()
     check_rest(replica)
 
@@ -100,6 +118,9 @@ WEIGHTS = {
     reset: 3,
     pace: 10,
     fail: 5,
+    clear: 2,
+    resize: 6,
+    pause: 3,
 }
 COUNTED = (
     ("loads", CopyKind.LOAD, True),
@@ -114,11 +135,15 @@ SHAPES = {
     "gpu only": replace(TP2, cpu_rows=0),
     "cpu only": replace(TP2, gpu_rows=0, cpu_rows=20),
     "tiny tiers": replace(TP2, gpu_rows=4, cpu_rows=6, overlapped=True),
+    "reuse": replace(TP2, batch_tokens=24, overlapped=True, options={"xavier_policy": "reuse"}),
+    "reuse, hybrid": replace(
+        HYBRID, batch_tokens=24, blocks=45, options={"xavier_policy": "reuse"}
+    ),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@settings(max_examples=settings.default.max_examples // 10)
+@settings(max_examples=settings.default.max_examples // 20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_schedule(model_config: Path, shape: Shape, seed: int) -> None:
     draw = random.Random(seed)
@@ -133,5 +158,6 @@ def test_any_schedule(model_config: Path, shape: Shape, seed: int) -> None:
         replica.shutdown()
     done = {name: sum(r.copier.done[kind, ok] for r in replica.ranks) for name, kind, ok in COUNTED}
     event(f"loads: {done['loads'] > 3}, moves: {done['moves'] > 3}")
+    event(f"relocated: {replica.counters.relocations > 0}")
     event(f"failed loads: {done['failed loads'] > 0}")
     event(f"preempted: {any(request.num_preemptions for request in replica.requests)}")

@@ -23,6 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 from vllm.v1.request import Request, RequestStatus
 
@@ -51,6 +53,8 @@ def names(cls: Any) -> set[str]:
         (Scheduler, {"_inflight_prefills", "connector", "kv_cache_manager"}),
         (Request, {"num_computed_tokens", "num_tokens", "num_prompt_tokens", "status"}),
         (OffloadingConnector, {"connector_scheduler", "connector_worker"}),
+        (EngineCoreProc, {"_process_input_queue", "input_queue"}),
+        (EngineCoreRequestType, {"WAKEUP"}),
     ],
     ids=lambda value: getattr(value, "__name__", "symbols"),
 )
@@ -73,7 +77,7 @@ def test_every_override_has_something_to_override(ours: type, theirs: type) -> N
     hooks = {
         "configure", "attach", "state_of", "retire", "plan_moves", "apply", "expect_loads",
         "submit_moves", "take_bad_blocks", "take_failed_requests", "take_report", "publish_to",
-        "keys", "waits_for_fetch", "end_fetches",
+        "keys", "waits_for_fetch", "end_fetches", "clear", "resize", "doubt",
     }  # fmt: skip
     optional = set() if compat.REPORTS_FAILED_REQUESTS else {"get_transfer_results"}
     public = {name for name, value in vars(ours).items() if inspect.isfunction(value)}

@@ -14,7 +14,7 @@ from harness import MakeReplica, Replica
 from shapes import BLOCK, HYBRID, TP2, Shape
 from test_bytes import every_shape, prompt
 
-from xinference_xavier.policy.tier import RowState
+from xinference_xavier.policy.columns import RowState
 from xinference_xavier.storage.copier import CopyKind
 
 LENGTH = 5 * BLOCK + 1

@@ -53,7 +53,10 @@ def run_alone(command: list[str], log: Path) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2", "gemma3", pytest.param("qwen2-tp2", marks=pytest.mark.slow)],
+    params=[
+        "qwen2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen2-tp2")),
+    ],
 )
 def result(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """What ``real_vllm`` found out, in a process of its own."""

@@ -8,6 +8,7 @@ from shapes import BLOCK, HYBRID, PP2, TP2, Shape
 from sharing_cluster import Cluster, ask, finish
 from test_bytes import prompt
 
+from xinference_xavier import swallowed
 from xinference_xavier.engine import connector as connector_module
 from xinference_xavier.engine.membership import join
 
@@ -59,7 +60,9 @@ def test_what_goes_wrong_while_joining_or_looking_costs_no_request(
 
     with monkeypatch.context() as patch:
         patch.setattr(connector_module, "choose", fail)
+        before = swallowed.counts().get("lookup", 0)
         assert ask(second, prompt(1, LENGTH)).cached == 0
+        assert second.connector._stats.collect()["swallowed"]["lookup"] == before + 1
     entry, setup = join(second.connector._settings, fail, {}, second.manager)
     assert (entry["scope"], setup) == (None, None)
     assert "planned" in str(entry["problem"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 from faults import (
@@ -12,11 +13,13 @@ from faults import (
     HeldReads,
     answers_again,
     both_shapes,
+    destroy_replica_actor,
     failing_reads,
     failures,
     frozen_mirror,
     owner_and_reader,
     quiet,
+    remembered_peers,
     silent_leases,
     steps,
     stop_bridge,
@@ -26,6 +29,8 @@ from shapes import BLOCK, TP2, Shape
 from sharing_cluster import Cluster, ask, finish, member_of, sharing_of, until, usable
 from test_bytes import prompt
 
+from xinference_xavier.actors.registry import PeerEntry
+
 pytestmark = quiet
 
 
@@ -34,15 +39,18 @@ def least_cached(replica: Replica, req_ids: Sequence[str]) -> int:
     return min(replica.asked[req_id].cached or 0 for req_id in req_ids)
 
 
+def peers_of(replica: Replica) -> list[PeerEntry]:
+    peers = sharing_of(replica).peers
+    assert peers is not None
+    return peers.entries()
+
+
 @both_shapes
 def test_the_owner_is_gone_before_the_lease(
     quick_cluster: Cluster, shape: Shape, caplog: pytest.LogCaptureFixture
 ) -> None:
     owner, reader = owner_and_reader(quick_cluster, shape)
-    with frozen_mirror(reader):
-        peers = sharing_of(reader).peers
-        assert peers is not None
-        peers.update = lambda entries, whole=True: set()  # type: ignore[method-assign]
+    with frozen_mirror(reader), remembered_peers(reader):
         stop_bridge(owner)
         asked = [reader.ask(prompt(1, LENGTH)) for _ in range(3)]
         finish(reader)
@@ -52,13 +60,26 @@ def test_the_owner_is_gone_before_the_lease(
         ask(reader, prompt(2, LENGTH))
         time.sleep(1.0)  # several pauses end; meeting it fails each time
         assert reader.manager.fetching.fetches == 1
-        del peers.update
-    until(lambda: not peers.entries(), "the owner to be forgotten")
+    until(lambda: not peers_of(reader), "the owner to be forgotten")
     assert caplog.text.count("cannot be read from") == 1
 
 
 @both_shapes
-def test_the_owner_is_gone_while_its_rows_are_read(quick_cluster: Cluster, shape: Shape) -> None:
+def test_the_owners_actor_is_destroyed(
+    quick_cluster: Cluster, shape: Shape, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, reader = owner_and_reader(quick_cluster, shape)
+    destroy_replica_actor(owner)
+    until(lambda: "is made again" in caplog.text, "the owner to notice")
+    answers_again(quick_cluster, owner, reader, 3)
+    assert set(failures(reader)) <= {"lease_failed"}
+
+
+@both_shapes
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_the_owner_is_gone_while_its_rows_are_read(
+    quick_cluster: Cluster, shape: Shape, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its memory is still there, but nobody says that the bytes were good."""
     owner, reader = owner_and_reader(quick_cluster, shape)
     held = HeldReads(reader, 1)
@@ -66,11 +87,15 @@ def test_the_owner_is_gone_while_its_rows_are_read(quick_cluster: Cluster, shape
     steps(reader, 2)
     held.wait()
     assert len(owner.manager.leases) == 1
-    stop_bridge(owner)
-    held.land()
-    finish(reader)
+    with nullcontext() if known else remembered_peers(reader):
+        stop_bridge(owner)
+        if known:
+            until(lambda: not peers_of(reader), "the owner to be forgotten")
+        held.land()
+        finish(reader)
     assert reader.asked[req_id].cached == 0
-    assert failures(reader) == {"lease_lost": 1}
+    assert failures(reader) == {"peer_gone" if known else "lease_lost": 1}
+    assert "cannot be read from" not in caplog.text  # it left: nothing to worry about
     owner.manager.leases.expire(float("inf"))  # its process would be gone
 
 

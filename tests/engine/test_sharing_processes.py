@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import LENGTH, HeldReads, answers_again, failures, quiet
+from faults import LENGTH, HeldReads, answers_again, failures, quiet, remembered_peers
 from replica_process import ReplicaProcess
 from safetensors.torch import save_file
 from shapes import BLOCK, TP2, write_model_config
@@ -75,9 +75,10 @@ def test_a_peer_that_is_stopped_killed_and_replaced(
         until(knows, "the owner to be met again")
         req_id = reader.ask(prompt(5, LENGTH))
         held.wait()
-        owner.kill()
-        held.land()
-        finish(reader)
+        with remembered_peers(reader):
+            owner.kill()
+            held.land()
+            finish(reader)
         assert reader.asked[req_id].cached == 0
         assert failures(reader)["read_failed"] == 1
         fetches = reader.manager.planner.fetches

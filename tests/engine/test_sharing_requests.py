@@ -19,7 +19,7 @@ from shapes import BLOCK, Shape
 from sharing_cluster import Cluster, ask, finish, until
 from test_bytes import prompt
 
-from xinference_xavier.policy.tier import RowState
+from xinference_xavier.policy.columns import RowState
 
 pytestmark = quiet
 

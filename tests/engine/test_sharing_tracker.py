@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import time
 from collections.abc import Callable
 
@@ -134,7 +135,7 @@ def entries_by_member(cluster: Cluster, asker: object) -> dict[str, ReplicaEntry
     async def replicas() -> dict[str, ReplicaEntry]:
         tracker = await find_tracker(cluster.tracker.address)
         assert tracker is not None
-        return {entry["share"]["member"]: entry for entry in await tracker.replicas()}
+        return {entry["share"]["member"]: entry for entry in pickle.loads(await tracker.replicas())}
 
     found: dict[str, ReplicaEntry] = on_loop(asker, replicas)  # type: ignore[arg-type]
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -66,7 +67,7 @@ def test_the_tracker_shows_no_secret(quick_cluster: Cluster) -> None:
     async def everything() -> str:
         tracker = await find_tracker(quick_cluster.tracker.address)
         assert tracker is not None
-        return repr(await tracker.replicas())
+        return repr(pickle.loads(await tracker.replicas()))
 
     shown = on_loop(owner, everything)
     assert member_of(owner) in shown

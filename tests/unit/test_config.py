@@ -130,6 +130,7 @@ def test_defaults() -> None:
         "xavier_policy": "lru",
         "xavier_store_decode": True,
         "xavier_self_check": 0.0,
+        "xavier_receipts": True,
     }
 
 

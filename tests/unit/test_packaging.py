@@ -115,10 +115,15 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
         [metadata] = [name for name in names if name.endswith("/METADATA")]
         text = archive.read(metadata).decode()
     assert {PTH, "xinference_xavier/py.typed", "xinference_xavier/ui/__init__.py"} <= names
+    assert "xinference_xavier/host/dashboard.json" in names
+    files = [path for path in (ROOT / "ui" / "static").rglob("*") if path.is_file()]
+    static = {f"xinference_xavier/{path.relative_to(ROOT)}" for path in files}
+    assert static
+    assert static <= names
     assert not [n for n in names if n.startswith(("tests/", "ui/")) or "build_startup" in n]
     required = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
     base = {line.removeprefix("Requires-Dist: ") for line in required if "extra ==" not in line}
-    assert base == {"pydantic>=2", "psutil", "xoscar"}
+    assert base == {"pydantic>=2", "psutil", "tabulate", "xoscar"}
     assert not [line for line in required if "torch" in line]
     assert "License-Expression: Apache-2.0" in text or "License: Apache-2.0" in text
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import xoscar as xo
 
+from xinference_xavier import swallowed
+
 from .peers import Peer, Peers
 from .replica import ReplicaActor
 
@@ -67,9 +69,25 @@ class Borrower:
         try:
             call = loan.owner.release(self._peers.token, loan.lease_id)
             return bool(await self._await(call, CALL_SECONDS))
-        except Exception as error:
-            logger.debug("xavier: releasing lease %d failed: %r", loan.lease_id, error)
+        except Exception:
+            swallowed.note(logger, "release", "releasing a lease failed", level=logging.INFO)
             return False
+
+    async def checksums(self, loan: Loan, locations: bytes) -> list[Any] | None:
+        """What each rank of the owner knows of rows under the lease; None if it does not say."""
+        try:
+            call = loan.owner.checksums(self._peers.token, locations)
+            answer: list[Any] | None = await self._await(call, CALL_SECONDS)
+        except Exception:
+            swallowed.note(logger, "checksums", "a fetch is not verified", level=logging.INFO)
+            return None
+        return answer
+
+    def doubt(self, loan: Loan, keys: Sequence[bytes]) -> None:
+        """Tell the owner that it served other bytes than were stored under equally long ``keys``.
+        Returns at once; the owner may take a step's time."""
+        call = loan.owner.doubt(self._peers.token, b"".join(keys), len(keys[0]))
+        self._keep(call).add_done_callback(_log_failure)
 
     async def _await(
         self,
@@ -95,3 +113,8 @@ class Borrower:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return task
+
+
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        logger.debug("xavier: an owner does not take a doubt: %r", done.exception())

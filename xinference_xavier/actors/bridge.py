@@ -19,11 +19,13 @@ from typing import Any
 
 import xoscar as xo
 
+from xinference_xavier import swallowed
 from xinference_xavier.threads import leave_inherited_core
 
 from .heartbeat import HEARTBEAT_SECONDS, Heartbeat
+from .loops import run_and_leave
 from .registry import ReplicaEntry, ShareEntry
-from .replica import REPLICA_UID, ReplicaActor, StatsCallable
+from .replica import REPLICA_UID, ReplicaActor, StatsCallable, SteerFace
 from .sharing import ShareSetup, Sharing
 from .tracker import HeartbeatReply
 
@@ -36,7 +38,7 @@ class Bridge:
     ``identity`` names the replica: ``model_uid``, ``replica`` (its number) and, for display, its
     launch ``options``. ``listen_host`` is the interface on which the pool binds a free port.
     ``tracker_address`` is the supervisor's; None means no heartbeats. ``stats`` runs
-    on the bridge's thread.
+    on the bridge's thread, and so does ``steer``, which carries out what operators ask.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Bridge:
         stats: StatsCallable,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         secret: bytes | None = None,
+        steer: SteerFace | None = None,
     ) -> None:
         self._identity = dict(identity)
         self._listen_host = listen_host
@@ -54,6 +57,7 @@ class Bridge:
         self._stats = stats
         self._heartbeat_seconds = heartbeat_seconds
         self._secret = secret
+        self._steer = steer
         self._heartbeat: Heartbeat | None = None
         self._share_entry: ShareEntry | None = None
         self._setup: ShareSetup | None = None
@@ -107,7 +111,7 @@ class Bridge:
     def _run(self) -> None:
         leave_inherited_core()
         try:
-            asyncio.run(self._serve())
+            run_and_leave(self._serve())
         except Exception:
             logger.warning(
                 "This replica's statistics are not available: its actor pool on %s failed. "
@@ -126,20 +130,41 @@ class Bridge:
         pool = await xo.create_actor_pool(
             f"{self._listen_host}:0", n_process=0, enable_internal_addresses=[False]
         )
+        keeping = None
         try:
-            await xo.create_actor(
-                ReplicaActor,
-                self._stats,
-                lambda: self._sharing,
-                uid=REPLICA_UID,
-                address=pool.external_address,
-            )
+            actor = await self._make_actor(pool.external_address)
             self._address = pool.external_address
+            keeping = asyncio.ensure_future(self._keep(actor))
             await self._beat_until_stopped()
         finally:
+            if keeping is not None:
+                keeping.cancel()
             if self._shares is not None:
                 self._shares.cancel()
             await pool.stop()
+
+    async def _make_actor(self, address: str) -> xo.ActorRefType[ReplicaActor]:
+        made: xo.ActorRefType[ReplicaActor] = await xo.create_actor(
+            ReplicaActor,
+            self._stats,
+            lambda: self._sharing,
+            self._steer,
+            uid=REPLICA_UID,
+            address=address,
+        )
+        return made
+
+    async def _keep(self, actor: xo.ActorRefType[ReplicaActor]) -> None:
+        """Make the actor again when it was destroyed: it has no state, and references to it go by
+        its name. Else nobody could borrow from this replica or see it until its next launch."""
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            try:
+                if not await xo.has_actor(actor):
+                    await self._make_actor(actor.address)
+                    logger.warning("This replica's actor was gone and is made again")
+            except Exception:
+                swallowed.note(logger, "actor", "looking after this replica's actor failed")
 
     async def _beat_until_stopped(self) -> None:
         assert self._stop is not None
@@ -168,7 +193,7 @@ class Bridge:
         try:
             await sharing.run()
         except Exception:
-            logger.warning("This replica shares with nobody any more", exc_info=True)
+            swallowed.note(logger, "sharing", "this replica shares with nobody any more")
 
     def _hear(self, reply: HeartbeatReply) -> None:
         if self._sharing is not None:

@@ -13,14 +13,14 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xoscar as xo
 
 from xinference_xavier.policy.leases import NOT_NOW
 from xinference_xavier.types import NOWHERE
 
-from .borrower import Borrower
+from .borrower import Borrower, Loan
 from .peers import Peer, Peers
 from .tier import FetchResult
 
@@ -34,7 +34,7 @@ GRACE_SECONDS = 2.0
 LANDED_SECONDS = 5.0
 
 #: Reasons that say nothing about the peer itself.
-_BLAMELESS = ("peer_gone", "lease_lost", "bridge_gone")
+_BLAMELESS = ("peer_gone", "lease_lost", "bridge_gone", "not_verified")
 #: A call that never reached a rank of ours has begun no read there.
 _NOT_BEGUN = (xo.ActorNotExist, ConnectionRefusedError)
 
@@ -123,7 +123,8 @@ class Fetcher:
     """Runs fetches; ``tell`` is called with outcomes, on the event loop: once for every order,
     whatever happens.
 
-    ``forget`` is told which keys a member turned out not to hold.
+    ``forget`` is told which keys a member turned out not to hold. With ``checks`` what arrives is
+    compared with checksums of the owner's, if it keeps any.
     """
 
     def __init__(
@@ -132,11 +133,13 @@ class Fetcher:
         peers: Peers,
         tell: Callable[[FetchOutcome | Landed], None],
         forget: Callable[[str, Collection[bytes]], None] = lambda member, keys: None,
+        checks: bool = False,
     ) -> None:
         self._borrower = borrower
         self._peers = peers
         self._tell = tell
         self._forget = forget
+        self._checks = checks
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -170,14 +173,16 @@ class Fetcher:
 
     async def _try(self, attempt: _Attempt) -> None:
         """Fetch; failures end up in ``attempt``."""
-        peer = self._peers.get(attempt.order.member)
+        member = attempt.order.member
+        peer = self._peers.get(member)
         try:
             if peer is None or not peer.ready:
                 raise _FetchError("peer_gone")
             await self._fetch(attempt, peer)
             self._peers.succeeded(peer)
         except _FetchError as error:
-            attempt.fail(error.label)
+            left = self._peers.get(member) is not peer  # while its rows were leased or read
+            attempt.fail("peer_gone" if left else error.label)
             logger.debug("xavier: fetch %d: %r", attempt.order.fetch_id, error)
             if peer is not None and error.label not in _BLAMELESS:
                 self._peers.failed(peer, ": ".join(str(part) for part in error.args if part))
@@ -195,12 +200,14 @@ class Fetcher:
             raise _FetchError("lease_failed", repr(error)) from error
         found = loan.found
         granted = [i for i, location in enumerate(found) if location > NOT_NOW]
-        held = False
+        held, checksums = False, None
+        sources = array("q", (found[i] for i in granted)).tobytes()
+        targets = array("q", (order.locations[i] for i in granted)).tobytes()
         try:
             if granted:
+                if self._checks:  # while the rows are kept for us, and hold what was granted
+                    checksums = await self._borrower.checksums(loan, sources)
                 attempt.reading = True
-                sources = array("q", (found[i] for i in granted)).tobytes()
-                targets = array("q", (order.locations[i] for i in granted)).tobytes()
                 attempt.results = await self._read(order, peer, sources, targets)
                 self._check(attempt.results)
         finally:
@@ -208,6 +215,30 @@ class Fetcher:
         if granted and not held:
             raise _FetchError("lease_lost")
         self._note_refused(attempt, found)
+        if checksums is not None:
+            wrong = await self._verify(targets, checksums, order.deadline_seconds)
+            self._note_wrong(attempt, loan, [granted[i] for i in wrong])
+
+    async def _verify(self, targets: bytes, checksums: Sequence[Any], seconds: float) -> list[int]:
+        """Positions whose row, on any rank, is not what the owner's rank stored."""
+        pairs = zip(self._peers.tiers, checksums, strict=True)
+        calls = (tier.verify(targets, told) for tier, told in pairs)
+        try:
+            answers = await asyncio.gather(*(xo.wait_for(call, seconds) for call in calls))
+        except Exception as error:  # a rank of ours, which has only read
+            raise _FetchError("not_verified", repr(error)) from error
+        return sorted(set().union(*answers))
+
+    def _note_wrong(self, attempt: _Attempt, loan: Loan, wrong: Sequence[int]) -> None:
+        """Positions whose bytes are not those stored: they do not count, and are asked for no
+        more, here or by others."""
+        if not wrong:
+            return
+        keys = [attempt.order.keys[i] for i in wrong]
+        attempt.failed = sorted({*attempt.failed, *wrong})
+        attempt.reason = "mismatch"
+        self._forget(attempt.order.member, keys)
+        self._borrower.doubt(loan, keys)
 
     def _note_refused(self, attempt: _Attempt, found: Sequence[int]) -> None:
         """Positions that the owner did not lease. What it does not hold, nobody asks it again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import pickle
 from collections.abc import Callable
 
 import xoscar as xo
@@ -86,7 +87,7 @@ class Heartbeat:
             if self._tracker is None:
                 self._tracker = await xo.wait_for(self._reach(), CALL_SECONDS)
             beat = self._tracker.heartbeat(self._entry(), self._secret)
-            self._hear(await xo.wait_for(beat, CALL_SECONDS))
+            self._hear(pickle.loads(await xo.wait_for(beat, CALL_SECONDS)))
         except Exception as error:
             self._tracker = None
             self._log_failure(error)

@@ -14,6 +14,7 @@ from typing import Any
 
 import xoscar as xo
 
+from .reach import reach
 from .replica import REPLICA_UID, ReplicaActor
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ class Outbox:
     async def _send(self) -> None:
         try:
             if self._ref is None:
-                reaching = xo.actor_ref(uid=REPLICA_UID, address=self.address)
-                self._ref = await xo.wait_for(reaching, CALL_SECONDS)
+                self._ref = await xo.wait_for(reach(REPLICA_UID, self.address), CALL_SECONDS)
             while self._waiting:
                 taken = min(PER_CALL, len(self._waiting))
                 batches = [self._waiting.popleft() for _ in range(taken)]

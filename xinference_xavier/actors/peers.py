@@ -17,6 +17,7 @@ from typing import Any
 import xoscar as xo
 
 from . import hosts
+from .reach import reach
 from .registry import PeerEntry
 from .replica import REPLICA_UID, ReplicaActor
 from .tier import TierActor
@@ -93,7 +94,8 @@ class Peers:
 
     def failed(self, peer: Peer, reason: str) -> None:
         """A call or a read failed: leave the peer alone for a while, then meet it anew."""
-        if peer.ready:  # else another fetch has said so
+        known = self.get(peer.entry["member"]) is peer
+        if known and peer.ready:  # else it left, or another fetch has said so
             self._pause(peer, reason)
 
     def _pause(self, peer: Peer, reason: str) -> None:
@@ -127,7 +129,7 @@ class Peers:
 
     async def reach(self, peer: Peer) -> xo.ActorRefType[ReplicaActor]:
         if peer.ref is None:
-            peer.ref = await xo.actor_ref(uid=REPLICA_UID, address=peer.entry["address"])
+            peer.ref = await reach(REPLICA_UID, peer.entry["address"])
         return peer.ref
 
     def close(self) -> None:

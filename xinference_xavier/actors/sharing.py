@@ -16,8 +16,10 @@ from typing import Any
 
 import xoscar as xo
 
+from xinference_xavier import swallowed
 from xinference_xavier.policy.directory import Batch, Publisher
 from xinference_xavier.policy.mirror import Mirror
+from xinference_xavier.storage.row_check import Checksums
 
 from .borrower import Borrower
 from .fetcher import Fetcher, FetchOrder, FetchOutcome, Landed
@@ -68,6 +70,8 @@ class ShareSetup:
     publisher: Publisher
     readable: Callable[[], Iterable[bytes]]
     tell: Callable[[FetchOutcome | Landed], None]
+    #: Whether this replica's ranks keep checksums of what they store.
+    checks: bool = False
 
 
 class Sharing:
@@ -117,7 +121,9 @@ class Sharing:
         ]
         peers = Peers(setup.token, tiers, setup.entry["machine"])
         borrower = Borrower(setup.entry["member"], peers, setup.ttl_seconds)
-        self._fetcher = Fetcher(borrower, peers, setup.tell, self._forget_stale)
+        self._fetcher = Fetcher(
+            borrower, peers, setup.tell, self._forget_stale, checks=setup.checks
+        )
         self.peers = peers
         try:
             await asyncio.gather(
@@ -157,8 +163,10 @@ class Sharing:
     async def _publish(self, tracker: Any, batch: Batch) -> bool:
         try:
             return bool(await xo.wait_for(tracker.publish(batch), CALL_SECONDS))
-        except Exception as error:
-            logger.debug("Publishing to the tracker failed: %r", error)
+        except Exception:
+            swallowed.note(
+                logger, "publish", "publishing to the tracker failed", level=logging.INFO
+            )
             return False
 
     # -- what the tracker says ---------------------------------------------------------------------
@@ -204,8 +212,10 @@ class Sharing:
             return
         try:
             found = await xo.wait_for(tracker.snapshot(scope, member), CALL_SECONDS)
-        except Exception as error:
-            logger.debug("Asking for what %s holds failed: %r", member, error)
+        except Exception:
+            swallowed.note(
+                logger, "catch_up", "asking for what a peer holds failed", level=logging.INFO
+            )
             return
         if found is not None:
             for _ in self.mirror.load(member, *found):
@@ -220,3 +230,10 @@ class Sharing:
 
     async def release(self, lease_id: int) -> bool:
         return await self._setup.lender.release(lease_id)
+
+    async def checksums(self, locations: bytes) -> list[Checksums | None] | None:
+        """What each of our ranks knows of its rows; None while they check nothing."""
+        if not self._setup.checks or self.peers is None:
+            return None
+        calls = (tier.checksums(locations) for tier in self.peers.tiers)
+        return list(await asyncio.gather(*calls))

@@ -8,6 +8,7 @@ pass, which never waits for it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import threading
@@ -18,8 +19,11 @@ import numpy as np
 import xoscar as xo
 
 from xinference_xavier.storage.gates import Gates
+from xinference_xavier.storage.row_check import Checksums, RowCheck
 from xinference_xavier.threads import leave_inherited_core
 from xinference_xavier.types import TransferError
+
+from .loops import run_and_leave
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,14 @@ class Reader(Protocol):
 
     def connect(self, peer: Any) -> Any: ...
 
-    def read(self, peer: Any, sources: Any, targets: Any, timeout_seconds: float) -> Any: ...
+    def read(
+        self,
+        peer: Any,
+        sources: Any,
+        targets: Any,
+        timeout_seconds: float,
+        arrived: Callable[[Any], None],
+    ) -> Any: ...
 
     def disconnect(self, agent: str) -> None: ...
 
@@ -56,12 +67,12 @@ class Reader(Protocol):
 class TierActor(xo.StatelessActor):
     """Reads rows of peers on behalf of the replica's own bridge."""
 
-    def __init__(self, reader: Reader, gates: Gates, forget: Callable[[Any], None]) -> None:
-        """``forget`` is told which rows are about to be written, int64 locations."""
+    def __init__(self, reader: Reader, gates: Gates, rows: RowCheck) -> None:
+        """``rows``: checksums of this rank's rows."""
         super().__init__()
         self._reader = reader
         self._gates = gates
-        self._forget = forget
+        self._rows = rows
         self._memories: dict[str, Any] = {}
         self._reads: dict[int, Any] = {}
 
@@ -85,9 +96,10 @@ class TierActor(xo.StatelessActor):
         if self._gates.is_over(fetch_id):  # the order was late: its rows may be in use again
             return FetchResult("failed", error="the fetch had ended before it began here")
         pair = (np.frombuffer(sources, np.int64), np.frombuffer(targets, np.int64))
-        self._forget(pair[1])
+        self._rows.forget(pair[1])
         # Known from the start: when the bridge gives up, this call is cancelled, the read is not.
-        read = self._reads[fetch_id] = self._reader.read(memory, *pair, timeout_seconds)
+        arrived = functools.partial(self._gates.arrive, fetch_id)
+        read = self._reads[fetch_id] = self._reader.read(memory, *pair, timeout_seconds, arrived)
         status, seconds, text = "ok", 0.0, ""
         try:
             seconds = await asyncio.wrap_future(read.done)
@@ -96,6 +108,20 @@ class TierActor(xo.StatelessActor):
         if status != "late":
             del self._reads[fetch_id]
         return FetchResult(status, seconds, text)
+
+    def checksums(self, locations: bytes) -> Checksums | None:
+        """What this rank knows of its rows, int64 locations; None while it checks nothing."""
+        return self._rows.tell(np.frombuffer(locations, np.int64))
+
+    async def verify(self, locations: bytes, told: Checksums | None) -> list[int]:
+        """Positions of rows, int64 locations, that are not what the peer's rank ``told`` of.
+
+        They have to be rows of a fetch that has not been settled: nobody else writes them.
+        """
+        if told is None:
+            return []
+        # A checksum takes several times as long as a copy: the loop serves others meanwhile.
+        return await asyncio.to_thread(self._rows.wrong, np.frombuffer(locations, np.int64), told)
 
     def settle(self, fetch_id: int, lost: list[int] | None) -> None:
         """The fetch is over for all ranks: ``lost`` locations hold nothing (None: all of them)."""
@@ -115,8 +141,8 @@ class TierActor(xo.StatelessActor):
 class TierServer:
     """The actor's thread, loop and pool in one worker process."""
 
-    def __init__(self, reader: Reader, gates: Gates, forget: Callable[[Any], None]) -> None:
-        self._parts = (reader, gates, forget)
+    def __init__(self, reader: Reader, gates: Gates, rows: RowCheck) -> None:
+        self._parts = (reader, gates, rows)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
@@ -145,7 +171,7 @@ class TierServer:
     def _run(self) -> None:
         leave_inherited_core()
         try:
-            asyncio.run(self._serve())
+            run_and_leave(self._serve())
         except Exception as error:
             self._error = error
             logger.warning("The actor pool of this rank failed", exc_info=True)

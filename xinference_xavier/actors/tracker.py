@@ -4,13 +4,18 @@ Covers: the actor and how any process finds it. Does not cover: its rules (``reg
 ``policy/directory.py``), and making it when the supervisor starts (``host/supervisor.py``). Runs on
 the event loop of Xinference's supervisor, so every method returns at once. It keeps nothing on
 disk: after a supervisor restart the replicas' heartbeats and batches fill it again.
+
+What grows with the replicas is answered as one pickle: xoscar makes a message of more than 100
+objects in the event loop's thread pool, of which the supervisor's process of Xinference 4.1 keeps
+six threads busy for good. On two cores there are no others, and such an answer would never leave.
 """
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import time
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import xoscar as xo
 from xoscar.errors import ActorAlreadyExist, ActorNotExist
@@ -18,6 +23,7 @@ from xoscar.errors import ActorAlreadyExist, ActorNotExist
 from xinference_xavier.policy.directory import Batch, Directory
 
 from .outbox import Outbox
+from .reach import reach
 from .registry import EXPIRE_SECONDS, PeerEntry, ReplicaEntry, ReplicaRegistry
 from .token import share_token
 
@@ -51,8 +57,11 @@ class TrackerActor(xo.StatelessActor):
 
     # -- registry ----------------------------------------------------------------------------
 
-    def heartbeat(self, entry: ReplicaEntry, secret: bytes | None = None) -> HeartbeatReply:
-        """A replica is there; ``secret`` is the cluster's, for a tracker that came back empty."""
+    def heartbeat(self, entry: ReplicaEntry, secret: bytes | None = None) -> bytes:
+        """A replica is there; ``secret`` is the cluster's, for a tracker that came back empty.
+
+        Returns a pickled ``HeartbeatReply``.
+        """
         if secret is not None:
             self.secret(secret)
         now = time.monotonic()
@@ -62,15 +71,17 @@ class TrackerActor(xo.StatelessActor):
         members = [peer["member"] for peer in peers]
         if entry["share"] is not None:
             members.append(entry["share"]["member"])
-        return HeartbeatReply(peers=peers, numbers=self._directory.numbers(members))
+        reply = HeartbeatReply(peers=peers, numbers=self._directory.numbers(members))
+        return pickle.dumps(reply)
 
     def forget(self, model_uid: str, replica: int, started: float) -> bool:
         gone = self._registry.forget(model_uid, replica, started)
         self._forget_the_dead(time.monotonic())
         return gone
 
-    def replicas(self, model_uid: str | None = None) -> list[dict[str, Any]]:
-        return self._registry.replicas(time.monotonic(), model_uid)
+    def replicas(self, model_uid: str | None = None) -> bytes:
+        """The registry's entries, a pickled list of dictionaries."""
+        return pickle.dumps(self._registry.replicas(time.monotonic(), model_uid))
 
     def secret(self, offered: bytes | None = None) -> bytes:
         """The cluster's secret, from which block hashes and share tokens derive.
@@ -124,7 +135,7 @@ async def find_tracker(supervisor_address: str) -> xo.ActorRefType[TrackerActor]
     and somebody has made the tracker again.
     """
     try:
-        return await xo.actor_ref(uid=TRACKER_UID, address=supervisor_address)
+        return await reach(TRACKER_UID, supervisor_address)
     except ActorNotExist:
         return None
 

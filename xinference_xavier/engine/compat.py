@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import weakref
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -18,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
     RequestOffloadState,
 )
+from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.request import RequestStatus
 
 from xinference_xavier.engine.fetching import Group
@@ -111,6 +114,85 @@ def cached_by_engine(block_pool: Any, keys: Container[bytes]) -> int:
     """
     cached = tuple(block_pool.cached_block_hash_to_block._cache)  # copied in one piece
     return sum(1 for key in cached if key in keys)
+
+
+def prompt_hasher(
+    vllm_config: Any, kv_cache_config: Any, scheduler: OffloadingConnectorScheduler
+) -> Callable[[Sequence[int], str | None], list[list[bytes]]]:
+    """Keys of each KV group for token ids and a salt, as a request of that prompt has them.
+
+    For the process of the scheduler: the seed of its hashes is a global of vLLM's.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import get_hash_fn_by_name
+    from vllm.v1.core.kv_cache_utils import (
+        get_request_block_hasher,
+        resolve_kv_cache_block_sizes,
+    )
+    from vllm.v1.request import Request
+
+    _, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    hash_fn = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+    hasher = get_request_block_hasher(hash_block_size, hash_fn)
+
+    def hash_keys(tokens: Sequence[int], cache_salt: str | None = None) -> list[list[bytes]]:
+        request = Request(
+            request_id="xavier-lookup",
+            prompt_token_ids=list(tokens),
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            cache_salt=cache_salt,
+            block_hasher=hasher,
+        )
+        hashes = request.block_hashes
+        return [
+            [
+                make_offload_key(block_hash, group.group_idx)
+                for block_hash in islice(
+                    hashes, group.hashes_per_chunk - 1, None, group.hashes_per_chunk
+                )
+            ]
+            for group in scheduler.config.kv_group_configs
+        ]
+
+    return hash_keys
+
+
+class _Engine:
+    """The engine of this process, once it has looked for requests; None without one of its own."""
+
+    ref: Callable[[], Any] = staticmethod(lambda: None)
+
+
+def watch_for_wakes() -> None:
+    """Let ``wake`` find the engine's queue of requests: vLLM's connectors are not given it."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    original = getattr(EngineCoreProc, "_process_input_queue", None)
+    if original is None or hasattr(original, "xavier"):
+        return
+
+    @functools.wraps(original)
+    def process_input_queue(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _Engine.ref() is not self:
+            _Engine.ref = staticmethod(weakref.ref(self))
+        return original(self, *args, **kwargs)
+
+    process_input_queue.xavier = True  # type: ignore[attr-defined]
+    EngineCoreProc._process_input_queue = process_input_queue
+
+
+def wake() -> None:
+    """Make an engine that waits for a request ask its connector whether to step. Any thread.
+
+    Without an engine process, or with a vLLM that cannot be woken, the next request does it.
+    """
+    from vllm.v1.engine import EngineCoreRequestType
+
+    queue = getattr(_Engine.ref(), "input_queue", None)
+    request = getattr(EngineCoreRequestType, "WAKEUP", None)
+    if queue is not None and request is not None:
+        queue.put_nowait((request, None))
 
 
 def serve_block_holders_first() -> None:

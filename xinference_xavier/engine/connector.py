@@ -25,9 +25,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from xinference_xavier import swallowed
 from xinference_xavier.actors.bridge import Bridge
 from xinference_xavier.actors.fetcher import FetchOutcome
-from xinference_xavier.engine import compat
+from xinference_xavier.engine import accounts, compat, compat_receipts
 from xinference_xavier.engine.fetching import choose
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.membership import join
@@ -37,9 +38,11 @@ from xinference_xavier.engine.messages import (
     XavierWorkerMetadata,
 )
 from xinference_xavier.engine.namespace import describe
-from xinference_xavier.engine.receipts import RequestState
+from xinference_xavier.engine.prompts import Prompts
+from xinference_xavier.engine.receipts import Receipt, RequestState
 from xinference_xavier.engine.settings import EngineSettings, cluster_secret
 from xinference_xavier.engine.stats import Stats
+from xinference_xavier.engine.steering import Steering
 from xinference_xavier.engine.worker import XavierWorker
 
 logger = logging.getLogger(__name__)
@@ -65,16 +68,31 @@ class XavierGpuConnector(OffloadingConnector):
         compat.serve_block_holders_first()
         if len(manager.block_tokens) > 1:
             compat.recompute_whole_requests()
+        if vllm_config.device_config.device_type != "cpu":
+            manager.accounts.slowing = accounts.SLOWING_ON_GPU
         assert vllm_config.kv_transfer_config is not None
         extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
         settings = EngineSettings.from_extra(extra_config)
+        if settings.options.xavier_receipts:
+            manager.receipts.untold = {}
+            compat_receipts.send_with_first_outputs()
         self._stats = Stats(manager, settings)
+        prompts = Prompts(
+            manager,
+            compat.prompt_hasher(vllm_config, kv_cache_config, self.connector_scheduler),
+            lambda: self._stats.block_pool,
+            self._at_peer,
+        )
+        manager.at_peer = self._at_peer
+        compat.watch_for_wakes()
+        self._steering = Steering(manager, compat.wake, prompts.find)
         self._bridge = Bridge(
             self._stats.identity(),
             settings.listen_host,
             settings.tracker_address,
             self._stats.collect,
             secret=cluster_secret(),
+            steer=self._steering,
         )
         self._settings = settings
         self._stats.peers = self._count_peers
@@ -84,12 +102,23 @@ class XavierGpuConnector(OffloadingConnector):
         sharing = self._bridge.sharing
         return 0 if sharing is None or sharing.peers is None else len(sharing.peers.usable)
 
+    def _at_peer(self, key: bytes) -> bool:
+        sharing = self._bridge.sharing
+        if sharing is None or sharing.peers is None:
+            return False
+        return any(sharing.mirror.holds(member, key) for member in sharing.peers.usable)
+
     @property
     def _manager(self) -> XavierManager:
         assert self.connector_scheduler is not None
         manager = self.connector_scheduler.manager
         assert isinstance(manager, XavierManager)
         return manager
+
+    @property
+    def untold_receipts(self) -> dict[str, Receipt] | None:
+        """For ``compat_receipts``: receipts that wait for their requests' first output."""
+        return self._manager.receipts.untold
 
     @property
     def _worker(self) -> XavierWorker:
@@ -116,6 +145,7 @@ class XavierGpuConnector(OffloadingConnector):
         self._worker.end_fetches(metadata.ended)
         super().start_load_kv(forward_context, **kwargs)
         self._worker.submit_moves(metadata.moves)
+        self._worker.resize(metadata.resizes)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         """Where vLLM asks for it (0.28 and later): also the requests whose load failed."""
@@ -155,6 +185,7 @@ class XavierGpuConnector(OffloadingConnector):
         entry, setup = join(self._settings, find, ranks, manager)
         self._bridge.announce(entry, setup)
 
+    @accounts.accounted
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
         state = self._manager.state_of(request.request_id)
@@ -164,7 +195,7 @@ class XavierGpuConnector(OffloadingConnector):
         try:
             self._fetch_missing(request.request_id, state)
         except Exception:  # of the cache alone: the request is computed
-            logger.warning("xavier: looking for a peer's blocks failed", exc_info=True)
+            swallowed.note(logger, "lookup", "looking for a peer's blocks failed")
 
     def _fetch_missing(self, req_id: str, state: RequestState) -> None:
         """Begin to read what a peer has of the prompt and we have not."""
@@ -187,6 +218,7 @@ class XavierGpuConnector(OffloadingConnector):
         """Whether a block is in the index or in the engine's own prefix cache."""
         return key in self._manager.index or compat.in_engine(self._stats.block_pool, key)
 
+    @accounts.accounted
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -194,11 +226,17 @@ class XavierGpuConnector(OffloadingConnector):
         state.engine = num_computed_tokens
         state.loaded = []
         if self._manager.waits_for_fetch(state):  # without looking at every key again
+            self._manager.accounts.defer(state)
             return None, False
         matched: tuple[int | None, bool]
         matched = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if matched[0] is None:
+            self._manager.accounts.defer(state)
+        else:
+            self._manager.accounts.resume(state)
         return matched
 
+    @accounts.accounted
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
@@ -208,7 +246,9 @@ class XavierGpuConnector(OffloadingConnector):
             state = manager.state_of(request.request_id)
             manager.fetching.release(state)
             manager.receipts.count(request.request_id, state)
+            manager.accounts.price(manager.receipts.totals)
 
+    @accounts.accounted
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         base = super().build_connector_meta(scheduler_output)
         manager, waits = self._manager, {}
@@ -216,10 +256,11 @@ class XavierGpuConnector(OffloadingConnector):
             manager.ledger.open(job_id, job.dst_spec.plan, job.req_id)
         for job_id, job in base.load_jobs.items():
             plan = job.src_spec.plan
-            manager.ledger.open(job_id, plan, job.req_id)
+            manager.ledger.open(job_id, plan, job.req_id, manager.accounts.clock())
             if plan.waits_for:
                 waits[job_id] = plan.waits_for
         manager.fetching.step_begins(scheduler_output.total_num_scheduled_tokens)
+        resizes = self._steering.step()
         return XavierConnectorMetadata(
             load_jobs=base.load_jobs,
             store_jobs=base.store_jobs,
@@ -227,12 +268,18 @@ class XavierGpuConnector(OffloadingConnector):
             moves=manager.plan_moves(),
             waits=waits,
             ended=manager.fetching.take_untold(),
+            resizes=resizes,
         )
 
+    def has_pending_push_work(self) -> bool:
+        return self._steering.wants_step or super().has_pending_push_work()
+
+    @accounts.accounted
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._manager.fetching.step_ends()
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, XavierWorkerMetadata):
+            self._steering.acknowledge(report)
             for req_id in self._manager.apply(report):
                 state = compat.request_state(self.connector_scheduler, req_id)
                 if state is not None:
@@ -244,6 +291,7 @@ class XavierGpuConnector(OffloadingConnector):
             done: bool | None = super().reset_cache()
         return done
 
+    @accounts.accounted
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -252,6 +300,9 @@ class XavierGpuConnector(OffloadingConnector):
             written = max(request.num_prompt_tokens, request.num_tokens - 1)
             compat.clamp_stores(state, written)
             self._manager.retire(request.request_id, compat.offload_keys(state))
-        delayed: tuple[bool, dict[str, Any] | None]
-        delayed = super().request_finished_all_groups(request, block_ids)
-        return delayed
+        manager, req_id = self._manager, request.request_id
+        receipt = manager.receipts.told_at_end(req_id, manager.requests.get(req_id))
+        delayed, params = super().request_finished_all_groups(request, block_ids)
+        if receipt is not None:
+            params = {**(params or {}), **receipt}
+        return delayed, params

@@ -160,7 +160,10 @@ class Fetching:
         self.skipped: Counter[str] = Counter()
         self.seconds = 0.0
         self.read_seconds = 0.0
+        #: Told of each fetch that ends, and whether it failed, with the lock held.
+        self.on_end: Callable[[int, bool], None] = lambda fetch_id, failed: None
         self._steps: deque[tuple[int, float]] = deque(maxlen=8)
+        self._step_ended = 0.0
         #: Fetches whose end some rank may not know, with the locations that hold nothing.
         self._untold: Ended = {}
 
@@ -227,6 +230,7 @@ class Fetching:
             if outcome.untold:
                 lost = frozenset(plan.locations[position] for position in outcome.failed)
                 self._untold[plan.fetch_id] = None if len(lost) == len(plan.keys) else lost
+            self.on_end(plan.fetch_id, bool(outcome.reason))
         self.seconds += outcome.seconds
         self.read_seconds += outcome.read_seconds
         if outcome.reason:
@@ -253,7 +257,10 @@ class Fetching:
     def step_ends(self) -> None:
         if self._steps:
             tokens, began = self._steps.popleft()
-            self.rates.note_step(tokens, time.perf_counter() - began)
+            now = time.perf_counter()
+            # One scheduled while another ran has been computed since that one's end.
+            self.rates.note_step(tokens, now - max(began, self._step_ended))
+            self._step_ended = now
 
     def as_dict(self) -> Mapping[str, object]:
         """Numbers for the API."""

@@ -1,21 +1,27 @@
 """Loads that wait for a fetch, in one rank.
 
-Covers: holding a load back until the bytes of its rows are there, and failing what did not arrive.
-Does not cover fetches (``storage/gates.py`` has their outcomes). ``submit`` and ``poll`` run on the
-worker's main thread; the end of a fetch is told on the tier actor's.
+Covers: copying rows as they arrive, holding the load's end back until the fetch has ended, and
+failing what did not arrive. Does not cover fetches (``storage/gates.py`` has their outcomes).
+``submit`` and ``poll`` run on the worker's main thread; rows arrive on the NIXL thread, and the
+end of a fetch is told on the tier actor's.
+
+What is copied early may turn out to be void (the lease was lost, the read broke): its KV blocks
+belong to the load until its end, which then says that they hold nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from xinference_xavier.storage.copier import Copier, CopyJob
+from xinference_xavier.storage.copier import Copier, CopyJob, CopyResult
 from xinference_xavier.storage.gates import Gates
+from xinference_xavier.storage.jobs import Indexes
 from xinference_xavier.types import NOWHERE
 
 #: A load waits at most this long, whatever happens to the bridge: longer than any fetch may take.
@@ -24,19 +30,55 @@ LONGEST_SECONDS = 60.0
 
 @dataclass(eq=False)
 class _Held:
+    """A load, and the positions of it that have been given to the copier."""
+
     job: CopyJob
     fetches: frozenset[int]
     until: float
+    #: Positions by the job that copies them; the load's own number copies the last ones.
+    pieces: dict[int, Indexes] = field(default_factory=dict)
+    results: list[CopyResult] = field(default_factory=list)
+    #: Positions whose source did not arrive, known at the end.
+    lost: Indexes = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def rest(self) -> Indexes:
+        """Positions not given to the copier."""
+        given = np.zeros(len(self.job), bool)
+        for positions in self.pieces.values():
+            given[positions] = True
+        return np.flatnonzero(~given)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last piece was given, and all have ended."""
+        return self.job.job_id in self.pieces and len(self.results) == len(self.pieces)
+
+    def result(self) -> CopyResult:
+        """How the load ended, once all its pieces have."""
+        broken = [self.pieces[result.job_id][result.failed] for result in self.results]
+        failed = np.unique(np.concatenate([self.lost, *broken]))
+        errors = [result.error for result in self.results if result.error]
+        return CopyResult(
+            *(self.job.job_id, self.job.kind, not len(failed)),
+            nbytes=sum(result.nbytes for result in self.results),
+            seconds=sum(result.seconds for result in self.results),
+            failed=failed,
+            error=errors[0] if errors else "the fetch failed" if len(failed) else "",
+        )
 
 
 class HeldLoads:
-    """Hands loads to the copier when their fetches have ended."""
+    """Stands before the copier: loads that wait go to it piece by piece, others at once."""
 
     def __init__(self, copier: Copier, gates: Gates) -> None:
         self._copier = copier
         self._gates = gates
         self._lock = threading.Lock()
+        #: Loads whose fetches have not ended.
         self._held: dict[int, _Held] = {}
+        #: Pieces in the copier, by number. Those of a load before its last are below zero.
+        self._copying: dict[int, _Held] = {}
+        self._numbers = itertools.count(-1, -1)
         self._ready: list[_Held] = []
 
     def submit(self, job: CopyJob, fetches: frozenset[int]) -> None:
@@ -47,7 +89,9 @@ class HeldLoads:
         held = _Held(job, fetches, time.monotonic() + LONGEST_SECONDS)
         with self._lock:
             self._held[job.job_id] = held
-        self._gates.when_settled(fetches, lambda: self._release(held))
+        self._gates.when_settled(
+            fetches, lambda: self._release(held), lambda locations: self._copy(held, locations)
+        )
 
     def end(self, ended: Mapping[int, frozenset[int] | None]) -> None:
         """Let loads go on that wait for these fetches, if nobody has told of their end yet."""
@@ -55,39 +99,79 @@ class HeldLoads:
             if not self._gates.is_over(fetch_id):
                 self._gates.settle(fetch_id, lost)
 
-    def poll(self) -> None:
-        """Submit what may go on, and what has waited for too long."""
-        if not self._held and not self._ready:
+    def poll(self) -> list[CopyResult]:
+        """What the copier has ended, loads as a whole. Gives it what may go on, and what has
+        waited for too long."""
+        if self._held or self._ready:
+            self._submit_ready()
+        return list(self._merge(self._copier.poll()))
+
+    def _copy(self, held: _Held, locations: Indexes) -> None:
+        """Copy what has arrived, if the copier takes jobs from any thread. One group: only then
+        is a load told before its bytes are there."""
+        if not self._copier.any_thread or len(held.job.group_sizes) != 1:
             return
+        with self._lock:
+            if (
+                held.job.job_id not in self._held
+            ):  # its fetches have ended, or it waited for too long
+                return
+            rest = held.rest()
+            positions = rest[np.isin(held.job.sources[rest], locations)]
+            if len(positions):
+                self._give(held, next(self._numbers), positions, held.job.sources)
+
+    def _release(self, held: _Held) -> None:
+        """All bytes are there, or will not come. While a step computes, a copier that takes jobs
+        from any thread goes on at once: the load ends with the step, not with the next one."""
+        with self._lock:
+            if self._held.pop(held.job.job_id, None) is None:  # it waited for too long
+                return
+            if self._copier.any_thread:
+                self._finish(held)
+            else:
+                self._ready.append(held)
+
+    def _submit_ready(self) -> None:
         now = time.monotonic()
         with self._lock:
             late = [held for held in self._held.values() if held.until <= now]
             for held in late:
                 del self._held[held.job.job_id]
-            ready, self._ready = self._ready + late, []
-        for held in ready:
-            self._submit(held)
+            for held in self._ready + late:
+                self._finish(held)
+            self._ready = []
 
-    def _release(self, held: _Held) -> None:
-        """The bytes are there, or will not come. While a step computes, a copier that takes jobs
-        from any thread begins at once: the load ends with the step, not with the next one."""
-        with self._lock:
-            if self._held.pop(held.job.job_id, None) is None:  # it waited for too long
-                return
-            if not self._copier.any_thread:
-                self._ready.append(held)
-                return
-        self._submit(held)
+    def _finish(self, held: _Held) -> None:
+        """Give the copier what it has not got, even if that is nothing: it ends after the rest."""
+        lost, sources = self._gates.lost(held.fetches), held.job.sources
+        if lost is None:
+            held.lost = np.arange(len(held.job))
+        elif lost:
+            gone = np.isin(sources, np.fromiter(lost, np.int64, len(lost)))
+            held.lost = np.flatnonzero(gone)
+        sources = sources.copy()
+        sources[held.lost] = NOWHERE
+        self._give(held, held.job.job_id, held.rest(), sources)
 
-    def _submit(self, held: _Held) -> None:
-        self._copier.submit(_without(held.job, self._gates.lost(held.fetches)))
+    def _give(self, held: _Held, number: int, positions: Indexes, sources: Indexes) -> None:
+        held.pieces[number] = positions
+        self._copying[number] = held
+        job, sizes = held.job, held.job.group_sizes
+        if len(positions) != len(job):
+            sizes = (len(positions),)
+        blocks, sources = job.blocks[positions], sources[positions]
+        piece = replace(job, job_id=number, group_sizes=sizes, blocks=blocks, sources=sources)
+        self._copier.submit(piece)
 
-
-def _without(job: CopyJob, lost: frozenset[int] | None) -> CopyJob:
-    """The job with lost sources failing; None stands for every source."""
-    if lost is None:
-        return replace(job, sources=np.full_like(job.sources, NOWHERE))
-    if not lost:
-        return job
-    gone = np.isin(job.sources, np.fromiter(lost, np.int64, len(lost)))
-    return replace(job, sources=np.where(gone, NOWHERE, job.sources))
+    def _merge(self, results: Iterable[CopyResult]) -> Iterable[CopyResult]:
+        """One result for each load, once all its pieces have ended."""
+        for result in results:
+            with self._lock:
+                held = self._copying.pop(result.job_id, None)
+            if held is None:
+                yield result
+                continue
+            held.results.append(result)
+            if held.ended:
+                yield held.result()

@@ -20,6 +20,8 @@ class Job:
     pending_ranks: int
     req_id: str = ""
     failed: frozenset[int] | None = None
+    #: When it was opened (``accounts.Accounts.clock``); loads only.
+    opened: float = 0.0
 
 
 class Ledger:
@@ -33,8 +35,8 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def open(self, job_id: int, plan: Plan, req_id: str = "") -> None:
-        self._jobs[job_id] = Job(plan, self._ranks, req_id)
+    def open(self, job_id: int, plan: Plan, req_id: str = "", opened: float = 0.0) -> None:
+        self._jobs[job_id] = Job(plan, self._ranks, req_id, opened=opened)
 
     def open_move(self, plan: Plan) -> int:
         job_id, self._next_move = self._next_move, self._next_move - 1

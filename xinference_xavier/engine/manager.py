@@ -28,25 +28,24 @@ from vllm.v1.kv_offload.base import (
 )
 
 from xinference_xavier.budgets import shadow_warning
+from xinference_xavier.engine.accounts import Accounts
 from xinference_xavier.engine.fetching import Fetching
 from xinference_xavier.engine.ledger import Job, Ledger
 from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
 from xinference_xavier.engine.receipts import Receipts, RequestState, Source
-from xinference_xavier.policy.index import Found, SnapshotIndex
+from xinference_xavier.policy.columns import ARRIVING, ZOMBIE
+from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.leases import Leases
 from xinference_xavier.policy.order import OrderFactory
 from xinference_xavier.policy.planner import Planner, default_low_water, group_of
 from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
-from xinference_xavier.types import NOWHERE, tier_of
+from xinference_xavier.types import NOWHERE, Tier, tier_of
 
 logger = logging.getLogger(__name__)
 
-_RESULTS = {
-    Found.MISS: LookupResult.MISS,
-    Found.PENDING: LookupResult.HIT_PENDING,
-    Found.HIT: LookupResult.HIT,
-}
+#: By ``Found``: MISS, PENDING, HIT.
+_RESULTS = (LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.HIT)
 
 
 class XavierManager(OffloadingManager):
@@ -73,10 +72,18 @@ class XavierManager(OffloadingManager):
         self.requests: dict[str, RequestState] = {}
         self.copied: dict[str, Copied] = {}
         self.mismatches = 0
+        #: Blocks forgotten because a peer read other bytes than were stored.
+        self.doubted = 0
         self.capacity = RankCapacity(0, 0, 0, 0, 0)
+        #: Bytes of a row on the rank where it takes most.
+        self.rank_row_bytes = 0
+        #: Budgets that an operator has changed since, in bytes.
+        self.budgets: dict[Tier, int] = {}
         self._next_mark = 1
         self._storing: set[int] = set()
         self._min_fetch = min_fetch
+        #: Whether a peer seems to hold a key, as the mirror says; set before ``attach``.
+        self.at_peer: Callable[[bytes], bool] | None = None
         #: Held for every change of the index.
         self.lock = threading.Lock()
         self.configure(step_blocks=1)
@@ -94,17 +101,20 @@ class XavierManager(OffloadingManager):
         self._step_blocks = step_blocks
         self._window_groups = frozenset(window_groups)
         self.receipts = Receipts(self.block_tokens[self.counted_group])
+        self.accounts = Accounts(lambda: self.fetching.rates.token_seconds)
         self._set_rows(0, 0)
 
     def _set_rows(self, gpu_rows: int, cpu_rows: int) -> None:
         self.index = SnapshotIndex(gpu_rows, cpu_rows, self._order)
+        self.index.held_elsewhere = self.at_peer
         low_water = default_low_water(gpu_rows, self._step_blocks)
-        self.planner = Planner(self.index, low_water, self._window_groups)
+        self.planner = Planner(self.index, low_water, self._window_groups, self._step_blocks)
         self.index.hit_while_fetching = len(self.block_tokens) == 1
         self.leases = Leases(self.index)
         self.fetching = Fetching(
             self.lock, self.planner, self._min_fetch, self.block_tokens[self.counted_group]
         )
+        self.fetching.on_end = self.accounts.fetch_ended
 
     def attach(self, ranks: Collection[RankCapacity]) -> None:
         """Take the ranks' capacities: a tier has as many rows as its poorest rank.
@@ -117,7 +127,11 @@ class XavierManager(OffloadingManager):
             row_bytes=sum(rank.row_bytes for rank in ranks),
             pool_bytes=sum(rank.pool_bytes for rank in ranks),
             pool_blocks=min(rank.pool_blocks for rank in ranks),
+            most_gpu_rows=min(rank.most_gpu_rows for rank in ranks),
+            most_cpu_rows=min(rank.most_cpu_rows for rank in ranks),
+            elastic=(all(r.elastic[0] for r in ranks), all(r.elastic[1] for r in ranks)),
         )
+        self.rank_row_bytes = max(rank.row_bytes for rank in ranks)
         with self.lock:
             self._set_rows(self.capacity.gpu_rows, self.capacity.cpu_rows)
         tokens = self.block_tokens[self.counted_group]
@@ -153,6 +167,7 @@ class XavierManager(OffloadingManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         state = self.requests.pop(req_context.req_id, None)
         if state is not None:
+            self.accounts.resume(state)
             self.fetching.release(state)
 
     def state_of(self, req_id: str) -> RequestState:
@@ -212,6 +227,7 @@ class XavierManager(OffloadingManager):
         """Reserve rows for new keys. What finds no room is skipped: vLLM would offer a None
         again, longer, at every step."""
         state = self.state_of(req_context.req_id)
+        state.offered = True
         with self.lock:
             plan = self.planner.admit(keys, state.mark, state.broken)
         self._storing.add(state.mark)
@@ -261,6 +277,7 @@ class XavierManager(OffloadingManager):
             if job.failed is not None and not job.failed:  # the whole of it
                 failed = range(len(plan.keys))
             self.planner.finish_load(plan, failed)
+            self.accounts.waited(job.opened, plan.waits_for)
             if failed:
                 self._note_failed_load(job.req_id, plan, failed)
             return bool(failed)
@@ -285,6 +302,36 @@ class XavierManager(OffloadingManager):
     def has_pending_work(self) -> bool:
         """Keep stepping while jobs are in flight: only a step brings their acknowledgement."""
         return len(self.ledger) > 0
+
+    def clear(self) -> tuple[int, int]:
+        """Forget every snapshot and nothing else: how many rows are free now, and how many will be
+        when the jobs and peers that use them have ended.
+
+        What requests that run have yet to store could not be found without what is forgotten.
+        """
+        with self.lock:
+            tiers = (self.index.gpu, self.index.cpu)
+            kept = sum(tier.counts[ZOMBIE] + tier.counts[ARRIVING] for tier in tiers)
+            removed = self.planner.clear()
+            later = sum(tier.counts[ZOMBIE] for tier in tiers) - kept
+        full = set(range(len(self.block_tokens))) - self._window_groups
+        for state in self.requests.values():
+            if state.offered:
+                state.broken |= full
+        return removed - later, later
+
+    def doubt(self, keys: Collection[bytes]) -> int:
+        """Forget those of ``keys`` that a peer found to be other bytes than were stored."""
+        with self.lock:
+            gone = self.planner.drop(keys)
+        before, self.doubted = self.doubted, self.doubted + gone
+        if before.bit_length() != self.doubted.bit_length():  # not every one of a burst
+            logger.error(
+                "xavier: a peer read other bytes than were stored here; the blocks are forgotten "
+                "(%d in all)",
+                self.doubted,
+            )
+        return gone
 
     def reset_cache(self) -> None:
         """Forget every snapshot; rows in use are freed when their jobs have ended."""

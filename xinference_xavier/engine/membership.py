@@ -90,5 +90,6 @@ def _join(
         publisher=publisher,
         readable=manager.keys,
         tell=manager.fetching.ended,
+        checks=settings.options.xavier_self_check > 0,
     )
     return entry, setup

@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import LoadStoreSpec
 
 from xinference_xavier.actors.tier import TierAddress
 from xinference_xavier.policy.plans import LoadPlan, MovePlan, StorePlan
+from xinference_xavier.types import Tier
 
 if TYPE_CHECKING:
     from xinference_xavier.storage.transport import RankMemory
@@ -60,6 +61,14 @@ class MoveJob(NamedTuple):
         return cls(job_id, sources[order], targets[order])
 
 
+class ResizeOrder(NamedTuple):
+    """Back ``rows`` rows of a tier with memory, and no others; on every rank."""
+
+    order_id: int
+    tier: Tier
+    rows: int
+
+
 @dataclass
 class XavierConnectorMetadata(OffloadingConnectorMetadata):
     """Scheduler to workers, once a step."""
@@ -69,6 +78,7 @@ class XavierConnectorMetadata(OffloadingConnectorMetadata):
     waits: dict[int, frozenset[int]] = field(default_factory=dict)
     #: Fetches that have ended without every rank being told, and what of them did not arrive.
     ended: dict[int, frozenset[int] | None] = field(default_factory=dict)
+    resizes: list[ResizeOrder] = field(default_factory=list)
 
 
 class Copied(NamedTuple):
@@ -100,6 +110,9 @@ class XavierWorkerMetadata(OffloadingWorkerMetadata):
     copied: dict[str, Copied] = field(default_factory=dict)
     #: Loads whose bytes differed from the checksum taken at the store.
     mismatches: int = 0
+    #: Resize orders that ended: how many ranks; and the first rank's reason for each that failed.
+    resized: dict[int, int] = field(default_factory=dict)
+    resize_problems: dict[int, str] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> XavierWorkerMetadata:
         base = super().aggregate(other)
@@ -114,6 +127,9 @@ class XavierWorkerMetadata(OffloadingWorkerMetadata):
         copied = dict(self.copied)
         for kind, work in other.copied.items():
             copied[kind] = copied.get(kind, Copied()).plus(work)
+        resized = dict(self.resized)
+        for order_id, ranks in other.resized.items():
+            resized[order_id] = resized.get(order_id, 0) + ranks
         return XavierWorkerMetadata(
             completed_jobs=base.completed_jobs,
             transfer_stats=base.transfer_stats,
@@ -121,10 +137,13 @@ class XavierWorkerMetadata(OffloadingWorkerMetadata):
             failed=failed,
             copied=copied,
             mismatches=self.mismatches + other.mismatches,
+            resized=resized,
+            resize_problems={**other.resize_problems, **self.resize_problems},
         )
 
     def is_empty(self) -> bool:
-        return not (self.completed_jobs or self.completed_moves or self.failed or self.mismatches)
+        ended = self.completed_jobs or self.completed_moves or self.failed or self.resized
+        return not (ended or self.mismatches)
 
 
 @dataclass
@@ -142,3 +161,8 @@ class RankCapacity(KVConnectorHandshakeMetadata):
     memory: RankMemory | None = None
     #: The sentence why there is neither.
     share_problem: str | None = None
+    #: Rows that the tiers may have without a new launch; 0 for a tier that was switched off.
+    most_gpu_rows: int = 0
+    most_cpu_rows: int = 0
+    #: Whether each tier's memory is given back when its rows go, and taken when they come.
+    elastic: tuple[bool, bool] = (False, False)

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
+from typing import Any
 
 #: Receipts kept for the API.
 RECENT = 64
+
+#: Key of a receipt in the ``kv_transfer_params`` of vLLM's outputs.
+PARAMS_KEY = "xavier_receipt"
+
+#: Where prompt tokens come from, in the order of a receipt; the last are those of no cache.
+SOURCES = ("engine", "gpu", "cpu", "peer", "computed")
 
 
 class Source(IntEnum):
@@ -34,6 +41,10 @@ class Receipt:
     cpu: int
     peer: int
     computed: int
+
+    def as_params(self) -> dict[str, Any]:
+        """As it leaves the engine, with one of the request's outputs: tokens by source."""
+        return {PARAMS_KEY: {source: getattr(self, source) for source in SOURCES}}
 
 
 @dataclass(slots=True)
@@ -67,11 +78,16 @@ class RequestState:
     #: The fetch that was started for this request, while it has not pinned the rows itself.
     fetch_id: int | None = None
     fetched_keys: frozenset[bytes] = frozenset()
+    #: Since when the lookup is put off (``accounts.Accounts.clock``), while it is.
+    deferred_at: float | None = None
     #: KV groups with a block that was not stored.
     broken: set[int] = field(default_factory=set)
     #: Keys whose load failed: a miss for this request from then on, else it would loop.
     failed_keys: set[bytes] = field(default_factory=set)
-    counted: bool = False
+    #: Some of its blocks were offered for storing.
+    offered: bool = False
+    #: Once its fate is decided.
+    receipt: Receipt | None = None
 
 
 class Receipts:
@@ -85,14 +101,17 @@ class Receipts:
         self._block_tokens = block_tokens
         self.totals = Totals()
         self.recent: deque[Receipt] = deque(maxlen=RECENT)
+        #: Receipts that no output has carried yet, by request; None while nobody is told.
+        self.untold: dict[str, Receipt] | None = None
 
     def count(self, req_id: str, state: RequestState) -> None:
         """The request is about to compute the rest of its prompt. Counts it the first time."""
-        if state.counted:
+        if state.receipt is not None:
             return
-        state.counted = True
-        receipt = self._receipt(req_id, state)
+        receipt = state.receipt = self._receipt(req_id, state)
         self.recent.append(receipt)
+        if self.untold is not None:
+            self.untold[req_id] = receipt
         totals = self.totals
         totals.requests += 1
         totals.tokens_prompt += receipt.prompt
@@ -126,6 +145,13 @@ class Receipts:
             peer=tokens[Source.PEER],
             computed=room + 1,
         )
+
+    def told_at_end(self, req_id: str, state: RequestState | None) -> dict[str, Any] | None:
+        """The request ended: its receipt for the last output, or None if there is none to tell."""
+        if self.untold is None or state is None or state.receipt is None:
+            return None
+        self.untold.pop(req_id, None)
+        return state.receipt.as_params()
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self.totals)

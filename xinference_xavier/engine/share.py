@@ -7,12 +7,11 @@ actor (``actors/tier.py``). Opened on the worker's main thread before the first 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from xinference_xavier.actors.tier import TierAddress, TierServer
 from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.gates import Gates
+from xinference_xavier.storage.row_check import RowCheck
 from xinference_xavier.storage.slab import Slab
 from xinference_xavier.storage.transport import RankMemory, Transport
 from xinference_xavier.types import TransferError
@@ -31,12 +30,12 @@ class RankShare:
         self,
         device_slab: Slab | None,
         host_slab: Slab | None,
-        forget: Callable[[Any], None],
+        rows: RowCheck,
         faults: Faults | None,
     ) -> None:
         self.gates = Gates()
         self._transport = Transport(device_slab, host_slab, faults=faults)
-        self._server = TierServer(self._transport, self.gates, forget)
+        self._server = TierServer(self._transport, self.gates, rows)
         try:
             self.memory: RankMemory = self._transport.memory()
             self.address: TierAddress = self._server.start()
@@ -53,12 +52,12 @@ class RankShare:
 def open_share(
     device_slab: Slab | None,
     host_slab: Slab | None,
-    forget: Callable[[Any], None],
+    rows: RowCheck,
     faults: Faults | None = None,
 ) -> tuple[RankShare | None, str | None]:
     """The rank's share, or the sentence why it has none. Never raises: the cache works without."""
     try:
-        return RankShare(device_slab, host_slab, forget, faults), None
+        return RankShare(device_slab, host_slab, rows, faults), None
     except Exception as error:
         known = isinstance(error, TransferError)
         logger.warning("xavier: this rank shares nothing: %s", error, exc_info=not known)

@@ -8,10 +8,13 @@ from typing import Literal
 
 import psutil
 
-from xinference_xavier.budgets import row_problem
+from xinference_xavier.budgets import registration_locks_memory, row_problem
 from xinference_xavier.types import CapacityError
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+#: How far a budget can grow without a new launch: so many times, or to so many rows.
+GROWTH, GROWTH_ROWS = 4, 65_536
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,18 @@ class RankBudget:
         if problem is not None:
             raise CapacityError(problem)
         return budget // self.ranks // row_bytes
+
+
+def most_rows(rows: int, row_bytes: int, ranks: int) -> int:
+    """Rows that a tier of one rank gets address space for, so that its budget can grow later.
+
+    As much as the machine has, within limits: each row costs a peer some bytes of description.
+    Where NIXL locks what it registers, no more than the rows themselves.
+    """
+    if registration_locks_memory():
+        return rows
+    machine = int(psutil.virtual_memory().total) // ranks // row_bytes
+    return max(rows, min(machine, max(GROWTH * rows, GROWTH_ROWS)))
 
 
 def available_memory() -> int:

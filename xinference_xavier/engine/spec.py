@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingSpec
 from vllm.v1.kv_offload.config import OffloadingConfig
 
+from xinference_xavier.budgets import registration_locks_memory
 from xinference_xavier.engine.last_words import last_words
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.messages import RankCapacity
 from xinference_xavier.engine.settings import EngineSettings
 from xinference_xavier.engine.share import RankShare, open_share
-from xinference_xavier.engine.sizing import RankBudget
+from xinference_xavier.engine.sizing import RankBudget, most_rows
 from xinference_xavier.engine.worker import XavierWorker
 from xinference_xavier.policy.order import order_factory
 from xinference_xavier.storage.copier import Copier, create_copier
@@ -62,6 +64,8 @@ class XavierSpec(OffloadingSpec):
         gpu_rows = budget.gpu_rows(layout.row_bytes)
         cpu_rows = budget.cpu_rows(layout.row_bytes, pool_bytes)
         slabs = self._slabs(layout, gpu_rows, cpu_rows)
+        most = [0 if slab is None else slab.most_rows for slab in slabs]
+        elastic = [slab is not None and slab.elastic for slab in slabs]
         copier = create_copier(
             layout,
             *slabs,
@@ -79,8 +83,11 @@ class XavierSpec(OffloadingSpec):
             tier=None if share is None else share.address,
             memory=None if share is None else share.memory,
             share_problem=problem,
+            most_gpu_rows=most[0],
+            most_cpu_rows=most[1],
+            elastic=(elastic[0], elastic[1]),
         )
-        return XavierWorker(copier, [slab for slab in slabs if slab is not None], capacity, share)
+        return XavierWorker(copier, slabs, capacity, share)
 
     def _open_share(
         self, slabs: tuple[Slab | None, Slab | None], copier: Copier
@@ -89,13 +96,19 @@ class XavierSpec(OffloadingSpec):
         problem = self.settings.unshared
         if problem is not None:
             return None, problem
-        return open_share(*slabs, copier.forget, Faults.from_env(self.config.parallel.rank))
+        return open_share(*slabs, copier.row_check, Faults.from_env(self.config.parallel.rank))
 
     def _slabs(
         self, layout: RowLayout, gpu_rows: int, cpu_rows: int
     ) -> tuple[Slab | None, Slab | None]:
         """The device slab and the host slab."""
-        gpu = Slab(gpu_rows, layout.row_bytes, layout.device) if gpu_rows else None
-        pinned = layout.device.type == "cuda"
-        cpu = Slab(cpu_rows, layout.row_bytes, "cpu", pinned=pinned) if cpu_rows else None
+        pinned, ranks = layout.device.type == "cuda", self.config.parallel.world_size
+
+        def make(rows: int, device: torch.device | str, pinned: bool = False) -> Slab:
+            most = most_rows(rows, layout.row_bytes, ranks)
+            kind = {"pinned": pinned, "locked": registration_locks_memory()}
+            return Slab(rows, layout.row_bytes, device, most_rows=most, **kind)
+
+        gpu = make(gpu_rows, layout.device) if gpu_rows else None
+        cpu = make(cpu_rows, "cpu", pinned) if cpu_rows else None
         return gpu, cpu

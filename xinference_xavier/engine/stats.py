@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from xinference_xavier import swallowed
 from xinference_xavier.engine import compat
 from xinference_xavier.engine.manager import XavierManager
 from xinference_xavier.engine.settings import EngineSettings
-from xinference_xavier.policy.tier import RowState, TierRows
+from xinference_xavier.policy.columns import RowState
+from xinference_xavier.policy.tier import TierRows
+from xinference_xavier.types import Tier
 
 #: Counting shadowed rows looks at every block of the engine; not more often than this.
 SHADOW_SECONDS = 5.0
@@ -43,21 +46,25 @@ class Stats:
         capacity = manager.capacity
         return {
             "tiers": {
-                "gpu": self._tier(manager.index.gpu, options.xavier_gpu_budget),
+                "gpu": self._tier(
+                    manager.index.gpu, manager.budgets.get(Tier.GPU, options.xavier_gpu_budget)
+                ),
                 "cpu": self._tier(
                     manager.index.cpu,
-                    capacity.cpu_rows * capacity.row_bytes
-                    if options.xavier_cpu_budget == "auto"
-                    else options.xavier_cpu_budget,
+                    manager.budgets.get(Tier.CPU, self._launched_cpu_budget()),
                 ),
             },
             "counters": self._counters(),
             "skips": dict(manager.planner.counters.skips),
+            "stores_paused": manager.planner.paused,
             "copies": {kind: work._asdict() for kind, work in dict(manager.copied).items()},
             "requests": [asdict(receipt) for receipt in tuple(manager.receipts.recent)],
             "shadowed_rows": self._count_shadowed(),
             "jobs_in_flight": len(manager.ledger) + manager.planner.fetches.flying,
             "sharing": self._sharing(),
+            "swallowed": swallowed.counts(),
+            "accounts": manager.accounts.as_dict(dict(manager.copied), manager.ranks),
+            "reuse": manager.index.ghosts.as_dict(),
             "row_bytes": capacity.row_bytes,
             "block_tokens": manager.block_tokens[manager.counted_group],
             "kv_groups": len(manager.block_tokens),
@@ -65,11 +72,17 @@ class Stats:
             "ranks": manager.ranks,
         }
 
+    def _launched_cpu_budget(self) -> int:
+        budget, capacity = self._settings.options.xavier_cpu_budget, self._manager.capacity
+        return capacity.cpu_rows * capacity.row_bytes if budget == "auto" else budget
+
     def _sharing(self) -> dict[str, Any]:
         """Fetches from peers, and leases that peers hold."""
         manager = self._manager
         return {
             **manager.fetching.as_dict(),
+            "fetched_bytes": manager.planner.counters.fetched * manager.capacity.row_bytes,
+            "doubted_blocks": manager.doubted,
             "quarantined_rows": manager.planner.fetches.quarantined_rows,
             "peers": self.peers(),
             "leases": len(manager.leases),
@@ -85,6 +98,7 @@ class Stats:
             "rows": tier.rows,
             "snapshots": tier.snapshots,
             "free": tier.free,
+            "leaving": tier.leaving,
             "moving": tier.counts[RowState.LEAVING],
             "bytes": tier.snapshots * manager.capacity.row_bytes,
             "budget_bytes": budget_bytes,

@@ -8,7 +8,7 @@ succeeded, so failures travel beside its report, in ``XavierWorkerMetadata``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from vllm.v1.kv_offload.base import (
@@ -19,8 +19,9 @@ from vllm.v1.kv_offload.base import (
 )
 
 from xinference_xavier.engine.held import HeldLoads
-from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, RowsSpec
+from xinference_xavier.engine.messages import Copied, MoveJob, RankCapacity, ResizeOrder, RowsSpec
 from xinference_xavier.engine.messages import XavierWorkerMetadata as WorkerMetadata
+from xinference_xavier.engine.resizing import RankResizes
 from xinference_xavier.engine.share import RankShare
 from xinference_xavier.storage.copier import Copier, CopyJob, CopyKind, CopyResult
 from xinference_xavier.storage.gates import Gates
@@ -36,7 +37,7 @@ class XavierWorker(OffloadingWorker):
 
     Args:
         copier: moves the bytes.
-        slabs: the rows' memory, given back at shutdown.
+        slabs: the rows' memory, of the GPU and of the CPU tier, given back at shutdown.
         capacity: what this rank tells the scheduler about its slabs.
         share: this rank among its peers, closed at shutdown.
     """
@@ -44,7 +45,7 @@ class XavierWorker(OffloadingWorker):
     def __init__(
         self,
         copier: Copier,
-        slabs: Sequence[Slab],
+        slabs: tuple[Slab | None, Slab | None],
         capacity: RankCapacity,
         share: RankShare | None = None,
     ) -> None:
@@ -52,6 +53,7 @@ class XavierWorker(OffloadingWorker):
         self._share = share
         self._held = HeldLoads(copier, share.gates if share is not None else Gates())
         self._slabs = slabs
+        self._resizes = RankResizes(slabs)
         self.capacity = capacity
         #: Destination blocks of loads in flight, to name those that failed.
         self._load_blocks: dict[int, np.ndarray] = {}
@@ -102,11 +104,14 @@ class XavierWorker(OffloadingWorker):
                 CopyJob(move.job_id, CopyKind.MOVE, _NO_IDS, (), move.sources, move.targets)
             )
 
+    def resize(self, orders: Collection[ResizeOrder]) -> None:
+        """Begin to back other numbers of rows with memory, in the background."""
+        self._resizes.begin(orders)
+
     def get_finished(self) -> list[TransferResult]:
         """Stores and loads that ended, all as successes; moves go into the report only."""
-        self._held.poll()
         finished = []
-        for result in self.copier.poll():
+        for result in self._held.poll():
             self._note(result)
             if result.kind is CopyKind.MOVE:
                 self._report.completed_moves[result.job_id] = 1
@@ -152,6 +157,7 @@ class XavierWorker(OffloadingWorker):
         mismatches = self.copier.mismatches
         report.mismatches = mismatches - self._mismatches_told
         self._mismatches_told = mismatches
+        report.resized, report.resize_problems = self._resizes.take_ended()
         return report
 
     def wait(self, job_ids: set[int]) -> None:
@@ -163,4 +169,5 @@ class XavierWorker(OffloadingWorker):
             self._share.close()
         self.copier.close()
         for slab in self._slabs:
-            slab.close()
+            if slab is not None:
+                slab.close()

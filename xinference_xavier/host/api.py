@@ -1,8 +1,9 @@
 """Xinference's REST API with launch validation and the ``/v1/xavier`` routes.
 
 Covers: the hook on ``xinference.api.routers``, the check of launch bodies behind the host's
-authentication, and the routes that show the cache. Does not cover: what is checked
-(``options.py``) and where the numbers come from (``view.py``). Runs in Xinference's API process.
+authentication, the routes that show the cache, and the header of receipts. Does not cover: what is
+checked (``options.py``) and where the numbers come from (``view.py``, ``receipt_header.py``). Runs
+in Xinference's API process.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.responses import JSONResponse
 
 from xinference_xavier.config import SWITCH
-from xinference_xavier.host import compat
+from xinference_xavier.host import compat, watch
+from xinference_xavier.host.admin import Admin, tokenizer_of
+from xinference_xavier.host.admin_routes import add_admin_routes
 from xinference_xavier.host.options import validate_launch
-from xinference_xavier.host.view import CacheView, ClusterView, ModelView
+from xinference_xavier.host.parts import READ_SCOPE, WRITE_SCOPE, Parts, join
+from xinference_xavier.host.receipt_header import add_receipt_headers
+from xinference_xavier.host.view import CacheView, ClusterView, KnownModel, ModelView
 from xinference_xavier.types import OptionError
 
 logger = logging.getLogger(__name__)
-
-READ_SCOPE = "models:list"
-WRITE_SCOPE = "models:write"
 
 #: Launching route of the host -> the launch arguments within its body.
 LAUNCH_ROUTES: dict[str, Callable[[Any], Any]] = {
@@ -61,6 +63,8 @@ def on_routers(module: ModuleType) -> None:
 def attach(api: Any) -> None:
     """Add our checks and routes to one API instance, before the host includes its router.
 
+    Afterwards ``xavier_admin`` of the application's state steers the caches of all models.
+
     Raises:
         HostChangedError: the instance lacks an attribute that we need.
     """
@@ -69,6 +73,11 @@ def attach(api: Any) -> None:
         raise compat.HostChangedError(missing)
     _check_launches(api)
     _add_routes(api)
+    add_receipt_headers(api._router)
+    _add_dry_run(api)
+    state = api._app.state
+    auth = api._auth_service if api.is_authenticated() else None
+    join(Parts(api._app, auth, state.xavier_sampler, state.xavier_admin))
 
 
 def _check_launches(api: Any) -> None:
@@ -114,12 +123,13 @@ def _secured(api: Any, scope: str) -> list[Any]:
 
 
 def _add_routes(api: Any) -> None:
-    async def known_models() -> dict[str, str | None]:
+    async def known_models() -> dict[str, KnownModel]:
         supervisor = await api._get_supervisor_ref()
         instances = await supervisor.get_instance_info(None, None)
-        return {instance["model_uid"]: _launch_error(instance) for instance in instances}
+        return {instance["model_uid"]: _known(instance) for instance in instances}
 
     cluster = ClusterView(api._supervisor_address, known_models)
+    watch.attach(api, cluster)
 
     async def show_cache() -> JSONResponse:
         """Every model that keeps snapshots, its replicas, tiers and counters."""
@@ -143,6 +153,31 @@ def _add_routes(api: Any) -> None:
             response_model=model,
             dependencies=_secured(api, READ_SCOPE),
         )
+    admin = api._app.state.xavier_admin = Admin(cluster.places, known_models, tokenizer_of(api))
+    add_admin_routes(api._router, admin, lambda: _secured(api, WRITE_SCOPE))
+
+
+def _add_dry_run(api: Any) -> None:
+    """``POST /v1/xavier/validate``, with the scope of launching: it looks at the model's folder."""
+
+    async def validate(request: Request) -> JSONResponse:
+        """Whether ``POST /v1/models`` with this body would pass our checks. Launches nothing."""
+        payload = await _launch_arguments(request, LAUNCH_ROUTES["/v1/models"])
+        if payload is None:
+            detail = "The body is no JSON object. Give the body of POST /v1/models."
+            raise HTTPException(status_code=400, detail=detail)
+        try:
+            _, warnings = await asyncio.to_thread(validate_launch, payload)
+        except OptionError as error:
+            return JSONResponse({"problem": str(error), "warnings": []})
+        return JSONResponse({"problem": None, "warnings": warnings})
+
+    api._router.add_api_route(
+        "/v1/xavier/validate",
+        validate,
+        methods=["POST"],
+        dependencies=_secured(api, WRITE_SCOPE),
+    )
 
 
 async def _reach(question: Any) -> Any:
@@ -155,18 +190,19 @@ async def _reach(question: Any) -> Any:
         raise HTTPException(status_code=503, detail=detail) from None
 
 
-def _launch_error(instance: Mapping[str, Any]) -> str | None:
-    """Why a replica of this model did not start, in the words of its engine."""
+def _known(instance: Mapping[str, Any]) -> KnownModel:
+    """A model of the supervisor's list; an error is in the words of its engine."""
     replicas = instance.get("replica_statuses") or []
-    return next((status["error_message"] for status in replicas if status["error_message"]), None)
+    error = next((status["error_message"] for status in replicas if status["error_message"]), None)
+    return KnownModel(error, frozenset(status["replica_id"] for status in replicas))
 
 
-def _without_cache(model_uid: str, known: Mapping[str, str | None]) -> ModelView:
+def _without_cache(model_uid: str, known: Mapping[str, KnownModel]) -> ModelView:
     """View of a model that no replica reports a cache for; HTTP 404 when there is no such model."""
     if model_uid not in known:
         detail = f"There is no model {model_uid!r}. GET /v1/models lists the running ones."
         raise HTTPException(status_code=404, detail=detail)
-    error = known[model_uid]
+    error = known[model_uid].error
     if error is not None:
         detail = f"{model_uid!r} did not start: {error}"
     else:

@@ -14,6 +14,7 @@ HOOKS = {
     "xinference.engine_hooks": "xinference_xavier.host.engine.register:on_engine_hooks",
     "xinference.api.routers": "xinference_xavier.host.api:on_routers",
     "xinference.deploy.cmdline": "xinference_xavier.host.cli:on_cmdline",
+    "xinference.deploy.api_worker": "xinference_xavier.host.drain:on_api_worker",
     "xinference.core.model": "xinference_xavier.host.identity:on_model",
     "xinference.core.supervisor": "xinference_xavier.host.supervisor:on_supervisor",
 }

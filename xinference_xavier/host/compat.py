@@ -18,13 +18,15 @@ class HostSymbol:
     """One symbol. ``path`` is dotted inside ``module``.
 
     ``instance`` marks the last part of ``path`` as an attribute that methods of the class set, so
-    it is looked for in their code rather than on the class.
+    it is looked for in their code rather than on the class. Without one that is not ``needed``
+    only what ``why`` says does not work.
     """
 
     module: str
     path: str
     why: str
     instance: bool = False
+    needed: bool = True
 
     def __str__(self) -> str:
         return f"{self.module}:{self.path}"
@@ -96,6 +98,24 @@ SYMBOLS = (
         "how the CLI reads the extra arguments we append",
     ),
     HostSymbol(
+        "xinference.constants",
+        "XINFERENCE_AUTH_DIR",
+        "where `xinference login` keeps its tokens",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.deploy.cmdline",
+        "get_hash_endpoint",
+        "finds the token that `xinference login` has kept for our commands",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.core.supervisor",
+        "SupervisorActor.get_model",
+        "finds a model whose prompt is looked up",
+        needed=False,
+    ),
+    HostSymbol(
         "xinference.client.restful.restful_client",
         "Client.launch_model",
         "its local `response` tells the CLI that the server refused a launch",
@@ -147,8 +167,57 @@ SYMBOLS = (
         "VLLMModel._sanitize_model_config",
         "where launch options become vLLM engine arguments",
     ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._get_tokenizer",
+        "turns a prompt that is looked up into tokens",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._gen_tokens_prompt",
+        "turns a prompt that is looked up into tokens",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMChatModel._prepare_chat_inputs",
+        "turns messages that are looked up into a prompt",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.core.model",
+        "ModelActor.__getattr__",
+        "lets the API ask the model for the tokens of a prompt",
+        needed=False,
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._track_engine_request",
+        "where a request's outputs get its receipt",
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._get_completion_usage",
+        "extended with the receipt, for streams",
+    ),
+    HostSymbol(
+        "xinference.model.llm.vllm.core",
+        "VLLMModel._convert_request_output_to_completion",
+        "the same for other responses",
+    ),
+    HostSymbol(
+        "xinference.model.llm.utils",
+        "ChatModelMixin._sanitize_usage",
+        "kept from dropping the receipt",
+    ),
     HostSymbol("xinference.model.llm.vllm.core", "VLLMChatModel", "extended for chat models"),
     HostSymbol("xinference.model.llm.vllm.core", "VLLMMultiModel", "extended for vision models"),
+    HostSymbol(
+        "xinference.deploy.api_worker",
+        "HostedServer.begin_drain",
+        "wrapped, so that an open panel delays neither the server's end nor an API relaunch",
+    ),
 )
 
 
@@ -165,8 +234,9 @@ class HostChangedError(RuntimeError):
 
 
 def missing_in(module: ModuleType) -> list[HostSymbol]:
-    """Symbols of one imported module that are gone. Imports nothing."""
-    return [s for s in SYMBOLS if s.module == module.__name__ and not _exists(s, module)]
+    """Needed symbols of one imported module that are gone. Imports nothing."""
+    needed = (s for s in SYMBOLS if s.needed and s.module == module.__name__)
+    return [s for s in needed if not _exists(s, module)]
 
 
 def missing() -> list[HostSymbol]:

@@ -25,6 +25,7 @@ from xinference_xavier import __version__, budgets
 from xinference_xavier.config import format_size
 from xinference_xavier.host import probe
 from xinference_xavier.host.bootstrap import DISABLE_VARIABLE
+from xinference_xavier.host.commands import add_commands
 from xinference_xavier.host.options import installed_vllm, supported_vllm, vllm_problem
 
 _PTH = "xinference_xavier.pth"
@@ -217,9 +218,13 @@ def _report(as_json: bool) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script ``xinference-xavier``. Exits 1 when something is broken."""
-    parser = argparse.ArgumentParser(prog="xinference-xavier", description=__doc__.split("\n")[0])
+    text = "The snapshot cache of Xinference's vLLM models: check, look at and steer it."
+    parser = argparse.ArgumentParser(prog="xinference-xavier", description=text)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="check this environment and say what to do")
     doctor.add_argument("--json", action="store_true", help="print one JSON object instead")
-    sys.exit(_report(parser.parse_args(arguments).json))
+    doctor.set_defaults(run=lambda given: _report(given.json))
+    add_commands(commands)
+    given = parser.parse_args(arguments)
+    sys.exit(given.run(given))

@@ -26,6 +26,14 @@ class Difference(PeerName):
     fields: dict[str, tuple[str | None, str | None]]
     reason: str | None = None
 
+    @property
+    def why(self) -> str:
+        """The reason, or the fields that differ, in words."""
+        return self.reason or "; ".join(
+            f"{name} is {mine or 'missing'} here and {theirs or 'missing'} there"
+            for name, (mine, theirs) in self.fields.items()
+        )
+
 
 class ShareView(BaseModel):
     """How one replica shares. ``problem`` says why with nobody."""

@@ -8,16 +8,21 @@ question has a time-out, and a replica that does not answer is shown by its last
 from __future__ import annotations
 
 import asyncio
+import logging
+import pickle
 from collections.abc import Awaitable, Callable
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import xoscar as xo
 from pydantic import BaseModel
 
+from xinference_xavier.actors.reach import reach
 from xinference_xavier.actors.replica import REPLICA_UID
 from xinference_xavier.actors.tracker import find_tracker
 from xinference_xavier.host.parity import ShareView, share_view
+
+logger = logging.getLogger(__name__)
 
 #: How long one replica may take to answer.
 REPLICA_SECONDS = 1.0
@@ -57,15 +62,22 @@ class CacheView(BaseModel):
     models: list[ModelView]
 
 
+class KnownModel(NamedTuple):
+    """A model as the supervisor knows it: why it did not start, if so, and the numbers of its
+    replicas, empty where it does not say."""
+
+    error: str | None
+    replicas: frozenset[int]
+
+
 class ClusterView:
     """Asks the tracker and the replicas. One per API process.
 
-    ``known_models`` answers with the uid of each model the supervisor runs, starts or failed to
-    start, and with the reason of a failure.
+    ``known_models`` answers with each model the supervisor runs, starts or failed to start, by uid.
     """
 
     def __init__(
-        self, supervisor_address: str, known_models: Callable[[], Awaitable[dict[str, str | None]]]
+        self, supervisor_address: str, known_models: Callable[[], Awaitable[dict[str, KnownModel]]]
     ) -> None:
         self._supervisor_address = supervisor_address
         self._known_models = known_models
@@ -81,24 +93,45 @@ class ClusterView:
         known = await self._entries()
         self._keep_references({entry["address"] for entry in known})
         entries = [e for e in known if model_uid is None or e["model_uid"] == model_uid]
-        views = await asyncio.gather(*(self._view(entry, known) for entry in entries))
-        pairs = [(entry["model_uid"], view) for entry, view in zip(entries, views, strict=True)]
-        gone = await self._terminated({uid for uid, view in pairs if view.stale})
+        answers = await asyncio.gather(*(self._stats(entry["address"]) for entry in entries))
+        pairs = list(zip(entries, answers, strict=True))
+        silent = {_place(e) for e, fresh in pairs if fresh is None and e["address"] is not None}
+        gone = await self._terminated(silent)
+        known = [entry for entry in known if _place(entry) not in gone]
+        living = [(entry, fresh) for entry, fresh in pairs if _place(entry) not in gone]
         return [
-            ModelView(model_uid=uid, enabled=True, replicas=[view for _, view in group])
-            for uid, group in groupby(pairs, key=lambda pair: pair[0])
-            if uid not in gone
+            ModelView(
+                model_uid=uid,
+                enabled=True,
+                replicas=[_view(entry, fresh, known) for entry, fresh in group],
+            )
+            for uid, group in groupby(living, key=lambda pair: pair[0]["model_uid"])
         ]
 
-    async def _terminated(self, silent_uids: set[str]) -> set[str]:
-        """Those of ``silent_uids`` that the supervisor has terminated.
+    async def places(self, model_uid: str) -> list[tuple[int, str | None]]:
+        """Number and address of each replica of one model. Raises as ``models``."""
+        entries = await self._entries()
+        return [(e["replica"], e["address"]) for e in entries if e["model_uid"] == model_uid]
 
-        vLLM kills an engine that takes long to stop, whose entry then stays until it expires.
+    async def _terminated(self, silent: set[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Those of ``silent``, replicas by uid and number, that the supervisor has terminated.
+
+        vLLM kills an engine that takes long to stop, whose entry then stays until it expires. While
+        the supervisor does not answer, all count as living.
         """
-        if not silent_uids:
+        if not silent:
             return set()
-        known: dict[str, str | None] = await xo.wait_for(self._known_models(), TRACKER_SECONDS)
-        return silent_uids - known.keys()
+        try:
+            known: dict[str, KnownModel]
+            known = await xo.wait_for(self._known_models(), TRACKER_SECONDS)
+        except Exception as error:
+            logger.debug("Asking which models are running failed: %r", error)
+            return set()
+        return {
+            (uid, replica)
+            for uid, replica in silent
+            if uid not in known or (known[uid].replicas and replica not in known[uid].replicas)
+        }
 
     async def _entries(self) -> list[dict[str, Any]]:
         """The tracker's list; empty while no replica has made a tracker."""
@@ -109,21 +142,14 @@ class ClusterView:
             return []
         try:
             asked = self._tracker.replicas()
-            found: list[dict[str, Any]] = await xo.wait_for(asked, TRACKER_SECONDS)
+            packed: bytes = await xo.wait_for(asked, TRACKER_SECONDS)
         except xo.ActorNotExist:  # the supervisor restarted, and no replica has beaten since
             return []
         except Exception:
             self._tracker = None
             raise
+        found: list[dict[str, Any]] = pickle.loads(packed)
         return found
-
-    async def _view(self, entry: dict[str, Any], known: list[dict[str, Any]]) -> ReplicaView:
-        fresh = await self._stats(entry["address"])
-        given = entry["stats"] if fresh is None else fresh
-        stale = fresh is None and entry["address"] is not None
-        share = share_view(entry, known)
-        fields = {**entry, "stats": given, "stale": stale, "share": share}
-        return ReplicaView(**{name: fields[name] for name in ReplicaView.model_fields})
 
     async def _stats(self, address: str | None) -> dict[str, Any] | None:
         """A replica's statistics now, or None when it does not answer in time."""
@@ -138,10 +164,25 @@ class ClusterView:
 
     async def _ask(self, address: str) -> dict[str, Any]:
         if address not in self._replicas:
-            self._replicas[address] = await xo.actor_ref(uid=REPLICA_UID, address=address)
+            self._replicas[address] = await reach(REPLICA_UID, address)
         answer: dict[str, Any] = await self._replicas[address].stats()
         return answer
 
     def _keep_references(self, addresses: set[str | None]) -> None:
         """Drop references to replicas that are gone."""
         self._replicas = {a: ref for a, ref in self._replicas.items() if a in addresses}
+
+
+def _place(entry: dict[str, Any]) -> tuple[str, int]:
+    return entry["model_uid"], entry["replica"]
+
+
+def _view(
+    entry: dict[str, Any], fresh: dict[str, Any] | None, known: list[dict[str, Any]]
+) -> ReplicaView:
+    """One replica; ``fresh`` are its statistics, None if it did not answer."""
+    given = entry["stats"] if fresh is None else fresh
+    stale = fresh is None and entry["address"] is not None
+    share = share_view(entry, known)
+    fields = {**entry, "stats": given, "stale": stale, "share": share}
+    return ReplicaView(**{name: fields[name] for name in ReplicaView.model_fields})

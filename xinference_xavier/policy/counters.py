@@ -17,6 +17,8 @@ class Counters:
     fetched: int = 0
     demotions: int = 0
     promotions: int = 0
+    #: Moved within a tier that shrinks.
+    relocations: int = 0
     #: Copies made for a move whose source was pinned or cleared meanwhile.
     moves_dropped: int = 0
     #: Snapshots dropped from a tier to make room.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from xinference_xavier.policy.columns import FETCHING
 from xinference_xavier.policy.counters import Counters
 from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.keys import tails_first
 from xinference_xavier.policy.plans import FetchPlan
-from xinference_xavier.policy.tier import FETCHING
 from xinference_xavier.types import NOWHERE, row_of
 
 #: Rows that fetches may hold, of all rows: what waits must not crowd out what is used.

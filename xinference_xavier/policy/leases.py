@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xinference_xavier.policy.columns import LEAVING, READY
 from xinference_xavier.policy.index import SnapshotIndex
-from xinference_xavier.policy.tier import LEAVING, READY
 from xinference_xavier.types import NOWHERE, row_of
 
 #: In the place of a location: the key is here, and cannot be leased at the moment.
@@ -116,6 +116,7 @@ class Leases:
     def give_back(self, count: int) -> bool:
         """Unpin up to ``count`` rows of leases that have ended; whether more are left."""
         given, self._ended = self._ended[:count], self._ended[count:]
+        self._index.count_peer_uses(given)
         self._index.unpin(given, 0)
         return bool(self._ended)
 

@@ -10,15 +10,18 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from itertools import islice
 
+from xinference_xavier.policy.columns import ARRIVING, LEAVING, READY
 from xinference_xavier.policy.counters import Counters
 from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.order import NO_ROW
 from xinference_xavier.policy.plans import LoadPlan, MovePlan
-from xinference_xavier.policy.tier import ARRIVING, LEAVING, READY, TierRows
+from xinference_xavier.policy.tier import TierRows
 from xinference_xavier.types import NOWHERE, Tier, host_location, row_of
 
 #: Candidates looked at in one step; also the most that one promotion moves.
 CANDIDATES_PER_STEP = 256
+#: Victims dropped in vain to make room in a tier that shrinks, before it counts as full.
+VICTIMS_BEYOND = 256
 
 
 def default_low_water(gpu_rows: int, step_blocks: int) -> int:
@@ -69,7 +72,8 @@ class Mover:
         ``storing`` are the marks of requests that stored in this step: their own blocks are not
         demoted to make room for themselves.
         """
-        plans = (self._plan_demotions(storing), self._plan_promotions())
+        plans = [self._plan_demotions(storing), self._plan_promotions()]
+        plans += [self._plan_relocations(tier) for tier in (self.index.gpu, self.index.cpu)]
         return [plan for plan in plans if plan]
 
     def _plan_demotions(self, storing: Collection[int]) -> MovePlan:
@@ -77,7 +81,8 @@ class Mover:
         gpu, cpu = self.index.gpu, self.index.cpu
         if not cpu.rows:  # admission drops GPU snapshots itself
             return plan
-        need = self.low_water - gpu.free - gpu.counts[LEAVING]
+        leaving = gpu.counts[LEAVING]
+        need = max(self.low_water - gpu.free, min(gpu.excess, CANDIDATES_PER_STEP)) - leaving
         want = need + self._promotion_room()
         rows: list[int] = []
         while len(rows) < want:
@@ -91,20 +96,27 @@ class Mover:
         self._start_moves(plan, gpu, rows, cpu)
         return plan
 
+    def can_demote(self) -> bool:
+        """Whether a demotion would find a row."""
+        cpu = self.index.cpu
+        return bool(cpu.rows) and (cpu.free > 0 or cpu.order.victim() != NO_ROW)
+
     def _make_cpu_room(self, taken: int, for_promotion: bool) -> bool:
         """Whether a demotion finds a row beside ``taken``; drops the oldest snapshot if need be.
 
         For a promotion nothing is dropped that is as recent as what shall be promoted.
         """
         cpu = self.index.cpu
-        if cpu.free > taken:
-            return True
-        oldest = cpu.order.victim()
-        if oldest == NO_ROW or (for_promotion and cpu.mark[oldest] >= self._oldest_candidate()):
-            return False
-        self.index.evict(cpu, oldest)
-        self.counters.evictions_cpu += 1
-        return True
+        # One that lies beyond the end of a tier that shrinks makes no room.
+        for _ in range(1 if cpu.top <= cpu.rows else VICTIMS_BEYOND):
+            if cpu.free > taken:
+                return True
+            oldest = self.index.victim(cpu)
+            if oldest == NO_ROW or (for_promotion and cpu.mark[oldest] >= self._oldest_candidate()):
+                return False
+            self.index.evict(cpu, oldest)
+            self.counters.evictions_cpu += 1
+        return cpu.free > taken
 
     def _oldest_candidate(self) -> int:
         return next(iter(self._candidates.values()))
@@ -138,31 +150,44 @@ class Mover:
             self._candidates.clear()  # everything in the GPU tier is at least as recent
         return plan
 
+    def _plan_relocations(self, tier: TierRows) -> MovePlan:
+        """Once no more is left in a tier that shrinks than will fit: rows that go leave for rows
+        that stay. One look at some of them; the next step goes on below."""
+        plan = MovePlan(Tier.GPU if tier is self.index.gpu else Tier.CPU)
+        if tier.top <= tier.rows or tier.excess > 0:
+            return plan
+        rows = tier.leavable(min(CANDIDATES_PER_STEP, tier.free))
+        for row in rows:
+            tier.leave(row)
+        self._start_moves(plan, tier, rows, tier)
+        return plan
+
     def _start_moves(
         self, plan: MovePlan, source: TierRows, rows: Sequence[int], target: TierRows
     ) -> None:
         """Reserve a target for each row, neighbours for neighbours, so that runs stay runs."""
-        demotion = plan.to is Tier.CPU
+        if not rows:
+            return
         target_of = dict(zip(sorted(rows), target.take(len(rows)), strict=True))
         new_rows = [target_of[row] for row in rows]
         plan.keys = [source.key[row] for row in rows]
         target.reserve(new_rows, plan.keys, ARRIVING, 0)
-        old, new = list(rows), new_rows
-        if demotion:
-            new = [host_location(row) for row in new]
-        else:
-            old = [host_location(row) for row in old]
-        plan.sources, plan.targets = old, new
+        plan.sources, plan.targets = (
+            self._locations(source, rows),
+            self._locations(target, new_rows),
+        )
+
+    def _locations(self, tier: TierRows, rows: Sequence[int]) -> list[int]:
+        return list(rows) if tier is self.index.gpu else [host_location(row) for row in rows]
 
     def commit(self, plan: MovePlan, ok: bool) -> None:
         """Every rank has answered: the new rows count, or the sources stay if any rank failed.
 
         A source that was pinned by somebody else meanwhile stays, and its copy is dropped.
         """
-        gpu, cpu = self.index.gpu, self.index.cpu
-        old, new = (gpu, cpu) if plan.to is Tier.CPU else (cpu, gpu)
+        old, new = self.index.rows_at(plan.sources[0]), self.index.rows_at(plan.targets[0])
         steps = list(zip(plan.keys, plan.sources, plan.targets, strict=True))
-        if new is gpu:  # a prefix's head becomes the newest
+        if new is self.index.gpu:  # a prefix's head becomes the newest
             steps.reverse()
         moved = 0
         for key, source, target in steps:
@@ -170,7 +195,7 @@ class Mover:
             # LEAVING: not cleared meanwhile. One pin: the move's own.
             if ok and old.state[row] == LEAVING and old.pins[row] == 1:
                 self.index.place(key, target)
-                new.mark[new_row] = old.mark[row]
+                new.mark[new_row], new.uses[new_row] = old.mark[row], old.uses[row]
                 new.publish(new_row)
                 old.abandon(row)
                 moved += 1
@@ -180,7 +205,9 @@ class Mover:
         self._count_moves(plan, moved, ok)
 
     def _count_moves(self, plan: MovePlan, moved: int, ok: bool) -> None:
-        if plan.to is Tier.CPU:
+        if plan.relocates:
+            self.counters.relocations += moved
+        elif plan.to is Tier.CPU:
             self.counters.demotions += moved
         else:
             self.counters.promotions += moved

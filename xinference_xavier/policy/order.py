@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from xinference_xavier.types import OptionError
@@ -19,7 +19,16 @@ NO_ROW = -1
 class EvictionOrder(Protocol):
     """Order of one tier's evictable rows. Every method takes constant time.
 
-    A row is in the order exactly while it is READY and unpinned.
+    A row is in the order exactly while it is READY and unpinned. An order may also have
+    ``resize(rows)``, for a budget that changes while the replica runs: rows from ``rows`` on are
+    not in it then. Without it another one is made, and every row is added to that. To save calls
+    of one row each, it may have ``add_all(rows, keys)``, and both of ``victims(count)``, up to so
+    many rows from the next victim on, left in the order, and ``drop_victims(rows)``, which takes
+    out the first of those.
+
+    An order with ``counts_uses`` true has uses counted, and ``attach(uses)``: it is given the
+    column of use counts that its tier keeps, one byte a row, read when a row is added or touched.
+    It may have ``victim_but_copies()``: the next victim without the bit ``history.COPY``.
     """
 
     def add(self, row: int, key: bytes) -> None:
@@ -68,8 +77,35 @@ class LRUOrder:
         after, before = nxt[row], prev[row]
         nxt[before] = after
         prev[after] = before
-        nxt[row] = prev[row] = NO_ROW
         self._len -= 1
+
+    def add_all(self, rows: Sequence[int], keys: Sequence[bytes]) -> None:
+        """``add`` for many, in this order."""
+        end, nxt, prev = self._end, self._next, self._prev
+        last = prev[end]
+        for row in rows:
+            nxt[last] = row
+            prev[row] = last
+            last = row
+        nxt[last] = end
+        prev[end] = last
+        self._len += len(rows)
+
+    def victims(self, count: int) -> list[int]:
+        """Up to ``count`` rows from the next victim on, left in the order."""
+        nxt, row, rows = self._next, self._end, []
+        for _ in range(min(count, self._len)):
+            row = nxt[row]
+            rows.append(row)
+        return rows
+
+    def drop_victims(self, rows: Sequence[int]) -> None:
+        """Take out ``rows``, which are the first of ``victims``."""
+        if rows:
+            first = self._next[rows[-1]]
+            self._next[self._end] = first
+            self._prev[first] = self._end
+            self._len -= len(rows)
 
     def touch(self, row: int) -> None:
         self.discard(row)
@@ -78,6 +114,20 @@ class LRUOrder:
     def victim(self) -> int:
         row = self._next[self._end]
         return row if row != self._end else NO_ROW
+
+    def resize(self, rows: int) -> None:
+        """Have ``rows`` rows from now on; those that go are not in the order."""
+        old, nxt, prev = self._end, self._next, self._prev
+        first, last = nxt[old], prev[old]
+        more = array("i", [NO_ROW]) * max(0, rows - old)
+        nxt.extend(more)
+        prev.extend(more)
+        nxt[old] = prev[old] = NO_ROW
+        nxt[rows], prev[rows] = (rows, rows) if first == old else (first, last)
+        if first != old:
+            nxt[last] = prev[first] = rows
+        del nxt[rows + 1 :], prev[rows + 1 :]
+        self._end = rows
 
     def __len__(self) -> int:
         return self._len
@@ -89,9 +139,23 @@ class LRUOrder:
             row = self._next[row]
 
 
+def add_all(order: EvictionOrder, rows: Sequence[int], keys: Sequence[bytes]) -> None:
+    """``order.add`` for many, in this order."""
+    many = getattr(order, "add_all", None)
+    if many is not None:
+        many(rows, keys)
+        return
+    for row, key in zip(rows, keys, strict=True):
+        order.add(row, key)
+
+
 OrderFactory = Callable[[int], EvictionOrder]
 
-_BUILT_IN: dict[str, OrderFactory] = {"lru": LRUOrder}
+#: Orders of our own, by the name that the option has for them.
+_BUILT_IN = {
+    "lru": f"{__name__}:LRUOrder",
+    "reuse": "xinference_xavier.policy.reuse:ReuseOrder",
+}
 
 _METHODS = ("add", "discard", "touch", "victim", "__len__", "__iter__")
 
@@ -104,11 +168,9 @@ def order_factory(policy: str) -> OrderFactory:
     Raises:
         OptionError: the name is unknown, cannot be imported, or names no ``EvictionOrder``.
     """
-    if policy in _BUILT_IN:
-        return _BUILT_IN[policy]
     known = ", ".join(sorted(_BUILT_IN))
     remedy = f"use one of {known}, or module:Class of an installed module"
-    module_name, _, class_name = policy.partition(":")
+    module_name, _, class_name = _BUILT_IN.get(policy, policy).partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # the module is not ours: importing it may raise anything

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 
+from xinference_xavier.policy.columns import FETCHING, LEAVING, READY, WRITING
 from xinference_xavier.policy.counters import Counters
 from xinference_xavier.policy.fetches import Fetches
 from xinference_xavier.policy.index import SnapshotIndex
 from xinference_xavier.policy.keys import group_of, tails_first
-from xinference_xavier.policy.moves import Mover, default_low_water
+from xinference_xavier.policy.moves import VICTIMS_BEYOND, Mover, default_low_water
 from xinference_xavier.policy.order import NO_ROW
 from xinference_xavier.policy.plans import FetchPlan, LoadPlan, MovePlan, StorePlan
-from xinference_xavier.policy.tier import FETCHING, WRITING, TierRows
-from xinference_xavier.types import SkipReason
+from xinference_xavier.policy.resize import Resizer
+from xinference_xavier.policy.tier import TierRows
+from xinference_xavier.types import NOWHERE, SkipReason, row_of
 
 __all__ = ["Planner", "default_low_water", "group_of"]
 
@@ -34,6 +37,10 @@ TOUCHES_PER_STEP = 256
 RETIRED_REQUESTS = 256
 
 
+#: Forgotten keys whose memory is freed in one step, after a clear: about 0.2 ms.
+TIDIED_PER_STEP = 2_048
+
+
 class Planner:
     """Decides for one replica.
 
@@ -42,15 +49,23 @@ class Planner:
         low_water: free GPU rows kept ahead of need.
         window_groups: KV groups whose hits are suffixes (sliding window, state space): a block
             may be stored though an earlier one was not.
+        step_blocks: most blocks that one step fills.
     """
 
     def __init__(
-        self, index: SnapshotIndex, low_water: int, window_groups: Collection[int] = ()
+        self,
+        index: SnapshotIndex,
+        low_water: int,
+        window_groups: Collection[int] = (),
+        step_blocks: int = 1,
     ) -> None:
         self.index = index
         self.counters = Counters()
         self.moves = Mover(index, self.counters, low_water)
         self.fetches = Fetches(index, self.counters)
+        self.resizer = Resizer(index, self.moves, step_blocks)
+        #: While True nothing new is stored. Any thread may set it.
+        self.paused = False
         self._window_groups = frozenset(window_groups)
         self._touches: deque[tuple[Iterator[bytes], int]] = deque(maxlen=RETIRED_REQUESTS)
 
@@ -66,6 +81,11 @@ class Planner:
         wanted, known = self.index.split(keys)
         for position in tails_first(known):
             self.index.touch(known[position], mark)
+        last = self.index.cpu if self.index.cpu.rows else self.index.gpu
+        self.index.ghosts.admit(wanted, last.rows)
+        if self.paused:
+            self._skip_paused(wanted, broken)
+            return StorePlan()
         if broken:
             offered = len(wanted)
             wanted = [key for key in wanted if group_of(key) not in broken]
@@ -101,21 +121,22 @@ class Planner:
 
         What request ``mark`` used, and its ``own`` keys, stay.
         """
-        free, reason = tier.free, None
-        for _ in range(need - free):
-            row = tier.order.victim()
-            if row == NO_ROW:
-                exceeds = need > tier.rows
+        evicted, reason = 0, None
+        # Those that lie beyond the end of a tier that shrinks make no room.
+        most = need - tier.free + (VICTIMS_BEYOND if tier.top > tier.rows else 0)
+        victim = partial(self.index.victim, tier, mark)
+        while reason is None and tier.free < need and evicted < most:
+            count = min(need - tier.free, most - evicted)
+            rows, last = tier.take_victims(count, mark, own, victim)
+            if last is not None:
+                exceeds = last != NO_ROW or need > tier.rows
                 reason = SkipReason.PROMPT_EXCEEDS_TIER if exceeds else SkipReason.NO_EVICTABLE_ROW
-                break
-            if tier.mark[row] == mark or (own and tier.key[row] in own):
-                reason = SkipReason.PROMPT_EXCEEDS_TIER
-                break
-            self.index.evict(tier, row)
+            self.index.evict_taken(tier, rows)
+            evicted += len(rows)
         if tier is self.index.gpu:
-            self.counters.evictions_gpu += tier.free - free
+            self.counters.evictions_gpu += evicted
         else:
-            self.counters.evictions_cpu += tier.free - free
+            self.counters.evictions_cpu += evicted
         return reason
 
     def _skip(self, keys: Sequence[bytes], reason: SkipReason | None, broken: set[int]) -> None:
@@ -128,24 +149,34 @@ class Planner:
             if group not in self._window_groups:
                 broken.add(group)
 
+    def _skip_paused(self, keys: Sequence[bytes], broken: set[int]) -> None:
+        """What follows these blocks could never be hit once stores go on."""
+        self.counters.skip(SkipReason.PAUSED, len(keys))
+        broken.update({group_of(key) for key in keys} - self._window_groups)
+
     def commit_store(self, plan: StorePlan, ok: bool) -> None:
         """Every rank has answered: publish the rows, or forget them if any rank failed."""
-        gpu_tier, cpu_tier, gpu = self.index.gpu, self.index.cpu, 0
+        gpu, cpu, locations = self.index.gpu, self.index.cpu, plan.locations
+        gpu_rows: list[int] = []
+        cpu_rows: list[int] = []
+        keys: list[bytes] = []
         for position in tails_first(plan.keys):
-            location = plan.locations[position]
-            tier, row = (gpu_tier, location) if location >= 0 else (cpu_tier, ~location)
-            if tier.state[row] != WRITING:  # cleared meanwhile
-                tier.abandon(row)
-            elif ok:
-                tier.publish(row)
-                self.index.on_change(plan.keys[position], True)
-                gpu += location >= 0
-            else:
+            location = locations[position]
+            tier, row = (gpu, location) if location >= 0 else (cpu, ~location)
+            if ok and tier.state[row] == WRITING:
+                (gpu_rows if location >= 0 else cpu_rows).append(row)
+                keys.append(plan.keys[position])
+                continue
+            if tier.state[row] == WRITING:  # not cleared meanwhile
                 self.index.remove(plan.keys[position])
-                tier.abandon(row)
+            tier.abandon(row)
+        gpu.publish_all(gpu_rows)
+        cpu.publish_all(cpu_rows)
+        for key in keys:
+            self.index.on_change(key, True)
         if ok:
-            self.counters.stored_gpu += gpu
-            self.counters.stored_cpu += len(plan.keys) - gpu
+            self.counters.stored_gpu += len(gpu_rows)
+            self.counters.stored_cpu += len(plan.keys) - len(gpu_rows)
         else:
             self.counters.failed_copies += 1
 
@@ -171,6 +202,18 @@ class Planner:
         self.index.unpin(used, plan.mark)
         self.moves.propose(plan, frozenset(failed))
 
+    def drop(self, keys: Collection[bytes]) -> int:
+        """Forget those of ``keys`` that can be read; how many. Loads under way go on."""
+        dropped = 0
+        for key in keys:
+            location = self.index.where(key)
+            if location == NOWHERE:
+                continue
+            if self.index.rows_at(location).state[row_of(location)] in (READY, LEAVING):
+                self.index.remove(key)
+                dropped += 1
+        return dropped
+
     # -- fetches -----------------------------------------------------------------------------
 
     def plan_fetch(self, keys: Sequence[bytes], mark: int) -> FetchPlan | None:
@@ -189,6 +232,8 @@ class Planner:
     def plan_moves(self, storing: Collection[int] = ()) -> list[MovePlan]:
         """This step's demotions and promotions; ``storing`` requests do not demote themselves."""
         self._count_touches()
+        self.index.tidy(TIDIED_PER_STEP)
+        self.resizer.step()
         return self.moves.plan(storing)
 
     def commit_move(self, plan: MovePlan, ok: bool) -> None:

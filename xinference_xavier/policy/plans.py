@@ -31,7 +31,8 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class MovePlan:
-    """Snapshots on their way from one tier to the other."""
+    """Snapshots on their way to another row of tier ``to``: from the other tier, or, while ``to``
+    shrinks, from its own rows that go."""
 
     to: Tier
     keys: list[bytes] = field(default_factory=list)
@@ -40,6 +41,11 @@ class MovePlan:
 
     def __bool__(self) -> bool:
         return bool(self.keys)
+
+    @property
+    def relocates(self) -> bool:
+        """Whether the snapshots stay in their tier."""
+        return (self.sources[0] >= 0) == (self.targets[0] >= 0)
 
 
 @dataclass(slots=True)

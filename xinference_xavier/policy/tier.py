@@ -1,93 +1,62 @@
-"""One tier's rows as columns: state, pins, last user, key, the free list and the eviction order.
+"""One tier's rows: what may happen to each, the free list and the eviction order.
 
-Covers bookkeeping of single rows. Does not cover where a key lies (``index``) or what moves where
-(``planner``). Runs on vLLM's scheduler thread.
+Covers bookkeeping of single rows. Does not cover the columns themselves (``columns``), where a key
+lies (``index``) or what moves where (``planner``). Runs on vLLM's scheduler thread.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Collection, Sequence
 
-from xinference_xavier.policy.order import EvictionOrder, OrderFactory
-from xinference_xavier.types import IntegrityError
+from xinference_xavier.policy.columns import (
+    FREE,
+    LEAVING,
+    READY,
+    STRETCH,
+    WRITING,
+    ZOMBIE,
+    RowColumns,
+    RowState,
+)
+from xinference_xavier.policy.history import COPY, MOST_USES
+from xinference_xavier.policy.order import NO_ROW, add_all
 
-
-class RowState(IntEnum):
-    """What a row holds. ``docs/architecture.md`` has the table of what may happen in each."""
-
-    FREE = 0
-    #: Being stored; readable once every rank has written it.
-    WRITING = 1
-    #: An immutable snapshot; a victim when nobody pins it.
-    READY = 2
-    #: Source of a demotion or promotion: still read, never a victim.
-    LEAVING = 3
-    #: Target of a demotion or promotion: reserved, read by nobody.
-    ARRIVING = 4
-    #: Its key is gone, but a job still reads or writes the row.
-    ZOMBIE = 5
-    #: Being read from a peer; loads of it wait for the bytes and hold pins beside the fetch's own.
-    FETCHING = 6
+_NO_PINS = bytes(STRETCH * array("I").itemsize)
 
 
-#: The states as plain integers: an enum member costs its lookup on every block.
-FREE, WRITING, READY, LEAVING, ARRIVING, ZOMBIE, FETCHING = map(int, RowState)
-
-
-class TierRows:
+class TierRows(RowColumns):
     """Rows ``0 .. rows - 1`` of one tier.
 
     Every job in flight that reads or writes a row holds one pin on it, so a row is never reused
-    under a copy. A row is in the eviction order exactly while it is READY and unpinned. The
-    columns take 33 bytes a row, the key itself not counted, and nothing in them is visited by the
-    cyclic garbage collector but the list of keys.
+    under a copy. A row is in the eviction order exactly while it is READY and unpinned.
     """
-
-    def __init__(self, rows: int, order: OrderFactory) -> None:
-        self.rows = rows
-        self.state = bytearray(rows)
-        self.pins = array("I", [0]) * rows
-        #: Sequence number of the request that used the row last.
-        self.mark = array("Q", [0]) * rows
-        self.key: list[bytes] = [b""] * rows
-        self._new_order = order
-        self.order: EvictionOrder = order(rows)
-        self.counts = [0] * len(RowState)
-        self.counts[FREE] = rows
-        self._free = list(range(rows - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        """Rows that hold nothing."""
-        return len(self._free)
-
-    @property
-    def snapshots(self) -> int:
-        """Rows a lookup can hit."""
-        return self.counts[READY] + self.counts[LEAVING]
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` free rows, ascending, so that neighbours make one run of bytes.
 
         The caller must ``reserve`` each. ``count`` must not exceed ``free``.
         """
-        split = len(self._free) - count
-        taken = self._free[split:]
-        del self._free[split:]
-        taken.sort()
-        return taken
+        return self._free.take(count, self.state)
 
     def reserve(self, rows: Sequence[int], keys: Sequence[bytes], state: int, mark: int) -> None:
         """Give taken rows to the job that will write them; the job holds the first pin."""
-        for row, key in zip(rows, keys, strict=True):
-            self.key[row] = key
-            self.mark[row] = mark
-            self.pins[row] = 1
-            self.state[row] = state
-        self.counts[FREE] -= len(rows)
-        self.counts[state] += len(rows)
+        many = len(rows)
+        first = rows[0] if many else 0
+        if many > 4 and rows == list(range(first, first + many)):  # neighbours: columns at once
+            run = slice(first, first + many)
+            self.key[run] = keys
+            self.mark[run] = array("Q", [mark]) * many
+            self.pins[run] = array("I", [1]) * many
+            self.state[run] = bytes([state]) * many
+        else:
+            for row, key in zip(rows, keys, strict=True):
+                self.key[row] = key
+                self.mark[row] = mark
+                self.pins[row] = 1
+                self.state[row] = state
+        self.counts[FREE] -= many
+        self.counts[state] += many
 
     def publish(self, row: int) -> None:
         """The writing job succeeded: the row is a snapshot, used just now.
@@ -99,6 +68,16 @@ class TierRows:
         self.state[row] = READY
         self.pins[row] = 0
         self.order.add(row, self.key[row])
+
+    def publish_all(self, rows: Sequence[int]) -> None:
+        """``publish`` for WRITING rows, in the order of their use."""
+        state, pins, column = self.state, self.pins, self.key
+        for row in rows:
+            state[row] = READY
+            pins[row] = 0
+        add_all(self.order, rows, [column[row] for row in rows])
+        self.counts[WRITING] -= len(rows)
+        self.counts[READY] += len(rows)
 
     def arrived(self, row: int) -> None:
         """A row being fetched holds its bytes now; the fetch keeps its pin until ``unpin``."""
@@ -139,18 +118,62 @@ class TierRows:
 
     def touch(self, row: int, mark: int) -> None:
         """Count a use by request ``mark`` of a row that holds a key."""
-        self.mark[row] = max(self.mark[row], mark)
+        self.count_use(row, mark)
         if self.state[row] == READY and not self.pins[row]:
             self.order.touch(row)
 
     def drop(self, row: int) -> None:
         """Free an evictable row."""
         self.order.discard(row)
-        self.counts[READY] -= 1
-        self.counts[FREE] += 1
-        self.state[row] = FREE
-        self.key[row] = b""
-        self._free.append(row)
+        self.drop_taken((row,))
+
+    def victim_but_copies(self) -> int:
+        """The next victim, where the order can tell one that is no copy."""
+        choice = getattr(self.order, "victim_but_copies", self.order.victim)
+        row: int = choice()
+        return row
+
+    def take_victims(
+        self, count: int, mark: int, own: Collection[bytes], victim: Callable[[], int]
+    ) -> tuple[list[int], int | None]:
+        """Take up to ``count`` victims out of the order, each looked at once, to be evicted.
+
+        Where there are fewer, also what came next: a row that stays, because request ``mark`` used
+        it or its key is among ``own``, or ``NO_ROW``. ``victim`` names the next one where the order
+        does not give many at once.
+        """
+        order, marks, column = self.order, self.mark, self.key
+        look = getattr(order, "victims", None)
+        if look is not None:
+            rows = look(count)
+            last = NO_ROW if len(rows) < count else None
+            if mark in [marks[row] for row in rows] or (
+                own and any(column[row] in own for row in rows)
+            ):
+                end = next(i for i, r in enumerate(rows) if marks[r] == mark or column[r] in own)
+                rows, last = rows[:end], rows[end]
+            order.drop_victims(rows)  # type: ignore[attr-defined]
+            return rows, last
+        rows = []
+        for _ in range(count):
+            row = victim()
+            if row == NO_ROW or marks[row] == mark or (own and column[row] in own):
+                return rows, row
+            order.discard(row)
+            rows.append(row)
+        return rows, None
+
+    def drop_taken(self, rows: Sequence[int]) -> list[bytes]:
+        """Free READY rows that were taken from the order; returns their keys."""
+        state, column = self.state, self.key
+        keys = [column[row] for row in rows]
+        for row in rows:
+            state[row] = FREE
+            column[row] = b""
+        self.counts[READY] -= len(rows)
+        self.counts[FREE] += len(rows)
+        self._free.give_back_all(rows)
+        return keys
 
     def remove(self, row: int) -> None:
         """Its key is gone: free the row now, or once the jobs that hold it have ended."""
@@ -159,46 +182,53 @@ class TierRows:
         else:
             self.drop(row)
 
-    def clear(self) -> None:
-        """Remove every key at once: what jobs hold is a ZOMBIE, all else is free."""
-        held = [row for row, pins in enumerate(self.pins) if pins]
-        keys, self.key = self.key, [b""] * self.rows
-        self.state = bytearray(self.rows)
+    def clear(self) -> list[bytes]:
+        """Remove every key at once: what jobs hold is a ZOMBIE, all else is free.
+
+        Takes time for the rows in use, and little for the others. Returns the keys there were,
+        whose deallocation takes its time.
+        """
+        held, rows = self._held(), len(self.state)
+        keys, self.key = self.key, [b""] * rows
+        self.state = bytearray(rows)
         for row in held:
             self.state[row] = ZOMBIE
             self.key[row] = keys[row]
-        self.counts = [self.state.count(state) for state in RowState]
-        self.order = self._new_order(self.rows)
-        self._free = [row for row in range(self.rows - 1, -1, -1) if not self.pins[row]]
+        self.counts = [0] * len(RowState)
+        self.counts[FREE], self.counts[ZOMBIE] = rows - len(held), len(held)
+        self.order = self._make_order(rows)
+        self._free.reset(sum(1 for row in held if row < self.rows))
+        return keys
 
-    def _set_state(self, row: int, state: int) -> None:
-        self.counts[self.state[row]] -= 1
-        self.counts[state] += 1
-        self.state[row] = state
-        if state == FREE:
-            self.key[row] = b""
-            self._free.append(row)
+    def _held(self) -> list[int]:
+        """Pinned rows. Jobs take neighbours, so most stretches of the column are all zero."""
+        held = []
+        for start in range(0, len(self.pins), STRETCH):
+            part = self.pins[start : start + STRETCH]
+            if part.tobytes() != _NO_PINS[: len(part) * part.itemsize]:
+                held += [row for row, pins in enumerate(part, start) if pins]
+        return held
 
-    def rows_in(self, *states: int) -> Iterator[int]:
-        """Rows in any of ``states``, ascending. Walks the tier: for ``validate``."""
-        return (row for row in range(self.rows) if self.state[row] in states)
+    def count_use(self, row: int, mark: int) -> None:
+        """Request ``mark`` uses the row; a request's later uses are not counted."""
+        if mark > self.mark[row]:
+            self.mark[row] = mark
+            if self.history is not None:
+                self.count(row)
 
-    def validate(self, name: str) -> None:
-        """Raise ``IntegrityError`` unless every invariant of the columns holds."""
-        counts = [self.state.count(state) for state in RowState]
-        check(counts == self.counts, f"{name}: counts are {self.counts}, states say {counts}")
-        free = list(self.rows_in(FREE))
-        check(sorted(self._free) == free, f"{name}: the free list and the states differ")
-        evictable = [row for row in self.rows_in(READY) if not self.pins[row]]
-        ordered = list(self.order)
-        check(sorted(ordered) == evictable, f"{name}: the order is not the evictable rows")
-        check(len(self.order) == len(ordered), f"{name}: the order miscounts")
-        held = self.rows_in(WRITING, LEAVING, ARRIVING, ZOMBIE, FETCHING)
-        check(all(self.pins[row] for row in held), f"{name}: a job's row without a pin")
-        check(not any(self.pins[row] for row in free), f"{name}: a pin on a free row")
+    def count(self, row: int) -> None:
+        """Count a use of the row in the history, which there must be."""
+        uses = self.uses[row]
+        if uses & MOST_USES < MOST_USES:
+            self.uses[row] = uses + 1
+        if self.history is not None and self.history.follows(self.key[row]):
+            self.history.use(self.key[row])
 
+    def is_copy(self, row: int) -> bool:
+        """Whether a peer held the row's key when it was read from there."""
+        return self.uses[row] & COPY != 0
 
-def check(holds: bool, message: str) -> None:
-    """Raise ``IntegrityError`` with ``message`` unless ``holds``."""
-    if not holds:
-        raise IntegrityError(message)
+    def keep(self, row: int) -> None:
+        """An evictable copy is the last one: its turn comes when its uses say."""
+        self.uses[row] &= ~COPY
+        self.order.touch(row)

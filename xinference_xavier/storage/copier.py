@@ -10,8 +10,9 @@ from collections.abc import Collection
 from typing import Protocol
 
 from xinference_xavier.storage.faults import Faults
-from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult, Indexes
+from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult
 from xinference_xavier.storage.layout import RowLayout
+from xinference_xavier.storage.row_check import RowCheck
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
 
@@ -27,10 +28,12 @@ class Copier(Protocol):
 
     #: Whether ``submit`` may be called on any thread.
     any_thread: bool
+    #: Checksums of rows that come from a peer.
+    row_check: RowCheck
 
     @property
     def mismatches(self) -> int:
-        """Loads that the self-check found to differ from what was stored."""
+        """Loads and fetched rows that the self-check found to differ from what was stored."""
 
     def submit(self, job: CopyJob) -> None:
         """Queue a job. STOREs and LOADs come after what the current stream has been given."""
@@ -44,9 +47,6 @@ class Copier(Protocol):
         On the CPU this blocks until the jobs have ended; on CUDA the current stream waits for
         their KV block accesses, and the host never does. Unknown and ended jobs are ignored.
         """
-
-    def forget(self, locations: Indexes) -> None:
-        """Rows int64 ``[n]`` that get content from elsewhere: no checksum holds. Any thread."""
 
     def close(self) -> None:
         """Finish what was submitted and stop. Idempotent; a job submitted later fails."""

@@ -4,7 +4,9 @@ Jobs run on one background thread, one after the other. A copy is a numpy slice 
 and run of positions: numpy drops the GIL for each and turns what is contiguous on both sides into
 a single memmove, so a move of adjacent rows, or a cache whose one tensor spans all layers, takes
 one call. Measured beside a memmove per page, ``torch.index_select`` and ``process_vm_readv``, it is
-as fast and hands the GIL over 24 times per job instead of 3,216; no thread pool is involved.
+as fast and hands the GIL over 24 times per job instead of 3,216; no thread pool is involved. Small
+pages of blocks in no order are the exception: there numpy's calls would cost more than the bytes,
+so one call takes all blocks of a page.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy.typing as npt
 from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.jobs import NO_INDEXES, CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
+from xinference_xavier.storage.row_check import RowCheck
 from xinference_xavier.storage.rowmap import RowMap, runs
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
@@ -30,6 +33,9 @@ from xinference_xavier.types import NOWHERE
 logger = logging.getLogger(__name__)
 
 Bytes2D = npt.NDArray[np.uint8]
+
+#: Up to this size a page costs less to copy twice than in a call of its own.
+SMALL_PAGE_BYTES = 4096
 
 
 class CpuCopier:
@@ -51,6 +57,8 @@ class CpuCopier:
         self._caches: list[Bytes2D] = [t.numpy().view(np.uint8) for t in layout.tensors]
         self._memories: list[Bytes2D] = [memory.numpy() for memory in self._rows.memories]
         self._check = check
+        #: For rows that come from a peer.
+        self.row_check = RowCheck(self._rows, check)
         self._faults = faults
         self._jobs: queue.SimpleQueue[CopyJob | None] = queue.SimpleQueue()
         self._ended = threading.Condition()  # guards the three below
@@ -62,7 +70,7 @@ class CpuCopier:
 
     @property
     def mismatches(self) -> int:
-        """Loads that the self-check found to differ from what was stored."""
+        """Loads and fetched rows that the self-check found to differ from what was stored."""
         return self._check.mismatches if self._check is not None else 0
 
     def submit(self, job: CopyJob) -> None:
@@ -86,11 +94,6 @@ class CpuCopier:
         with self._ended:
             self._ended.wait_for(lambda: self._pending.isdisjoint(wanted))
 
-    def forget(self, locations: Indexes) -> None:
-        """Rows that get content from elsewhere; called on any thread."""
-        if self._check is not None:
-            self._check.forget(locations)
-
     def close(self) -> None:
         """Finish what was submitted, stop the thread and let go of all memory."""
         with self._ended:
@@ -99,6 +102,7 @@ class CpuCopier:
                 self._jobs.put(None)
         self._thread.join()
         self._rows, self._memories, self._caches = RowMap(None, None), [], []
+        self.row_check.close()
 
     def _run(self) -> None:
         leave_inherited_core()
@@ -180,10 +184,15 @@ class CpuCopier:
     def _copy_group(self, job: CopyJob, group: int, positions: Indexes) -> None:
         to_rows = job.kind is CopyKind.STORE
         memory, rows = self._rows.resolve((job.targets if to_rows else job.sources)[positions])
-        pieces = [
+        block_ids = job.blocks[positions]
+        pieces: list[tuple[int, slice | Indexes, slice | Indexes]] = [
             (int(memory[run.start]), run.left, run.right)
-            for run in runs(job.blocks[positions], rows, memory, adjacent=False)
+            for run in runs(block_ids, rows, memory, adjacent=False)
         ]
+        small = max(page.nbytes for page in self._layout.groups[group]) <= SMALL_PAGE_BYTES
+        if small and len(pieces) > 2 * len(self._memories):
+            wholes = [(index, memory == index) for index in np.unique(memory).tolist()]
+            pieces = [(index, block_ids[there], rows[there]) for index, there in wholes]
         for page in self._layout.groups[group]:
             cache = self._caches[page.tensor][:, : page.nbytes]
             columns = [m[:, page.offset : page.offset + page.nbytes] for m in self._memories]

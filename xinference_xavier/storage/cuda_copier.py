@@ -23,6 +23,7 @@ from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.jobs import CopyJob, CopyKind, CopyResult, Indexes
 from xinference_xavier.storage.layout import RowLayout
 from xinference_xavier.storage.ordering import Flight, LastUse
+from xinference_xavier.storage.row_check import RowCheck
 from xinference_xavier.storage.rowmap import RowMap, row_addresses, runs
 from xinference_xavier.storage.self_check import SelfCheck
 from xinference_xavier.storage.slab import Slab
@@ -49,6 +50,8 @@ class CudaCopier:
         self._layout = layout
         self._rows = RowMap(device_slab, host_slab)
         self._check = check
+        #: For rows that come from a peer.
+        self.row_check = RowCheck(self._rows, check)
         self._faults = faults
         self._runtime = rt = runtime or CudaRuntime(layout)
         self._store, self._load, self._move = rt.stream(), rt.stream(), rt.stream()
@@ -66,7 +69,7 @@ class CudaCopier:
 
     @property
     def mismatches(self) -> int:
-        """Loads that the self-check found to differ from what was stored."""
+        """Loads and fetched rows that the self-check found to differ from what was stored."""
         return self._check.mismatches if self._check is not None else 0
 
     @property
@@ -120,11 +123,6 @@ class CudaCopier:
                 for event in flight.touched:
                     self._runtime.wait(self._runtime.current(), event)
 
-    def forget(self, locations: Indexes) -> None:
-        """Rows that get content from elsewhere; called on any thread."""
-        if self._check is not None:
-            self._check.forget(locations)
-
     def close(self) -> None:
         """Wait for what was submitted and give the buffers back."""
         if self._closed:
@@ -136,6 +134,7 @@ class CudaCopier:
         for staging in self._staging:
             staging.close()
         self._rows = RowMap(None, None)
+        self.row_check.close()
 
     def _finish(self, flight: Flight) -> CopyResult:
         job = flight.job

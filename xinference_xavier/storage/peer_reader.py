@@ -12,6 +12,7 @@ peer is gone, or the agent is destroyed; only then the read is *settled*.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -19,17 +20,24 @@ import numpy as np
 import torch
 
 from xinference_xavier.storage.faults import Faults
-from xinference_xavier.storage.jobs import Indexes
+from xinference_xavier.storage.jobs import NO_INDEXES, Indexes
 from xinference_xavier.storage.nixl_agent import NixlAgent
 from xinference_xavier.storage.rank_memory import ExtentMemory, RankMemory, RowTable, plan
 from xinference_xavier.types import TransferError
 
 #: A first contact takes 10-60 ms, with a busy peer a few hundred.
 CONNECT_SECONDS = 5.0
+#: A read is split into transfers of about this size, so that what has arrived can be used while
+#: the rest is on its way; larger ones are no faster.
+PIECE_BYTES = 16 * 1024 * 1024
 #: The time between two looks at a read is this share of its age, within limits: young ones end
 #: soon, silent ones need no hurry.
 _POLL_SHARE = 0.02
 _POLL_SECONDS = (0.0002, 0.005)
+
+
+#: Told of our rows, int64 ``[n]`` locations, whose bytes have arrived.
+Arrived = Callable[[Indexes], None]
 
 
 def pending() -> Future:
@@ -66,7 +74,9 @@ class _Flight:
     peer: _Peer
     began: float
     deadline: float
-    handles: list[int] = field(default_factory=list)
+    arrived: Arrived = lambda targets: None
+    #: Transfers in flight by handle, and the rows that each writes.
+    handles: dict[int, Indexes] = field(default_factory=dict)
     error: TransferError | None = None
 
 
@@ -95,6 +105,7 @@ class PeerReader:
         self._agent = NixlAgent(name)
         self._faults = faults
         self._row_bytes = row_bytes
+        self._piece_rows = max(1, PIECE_BYTES // row_bytes)
         self._rows = RowTable(extents, row_bytes)
         for extent in extents:
             nbytes = extent.rows * row_bytes
@@ -129,7 +140,13 @@ class PeerReader:
             self._peers[agent].lost = True
 
     def read(
-        self, agent: str, sources: Indexes, targets: Indexes, deadline: float, read: Read
+        self,
+        agent: str,
+        sources: Indexes,
+        targets: Indexes,
+        deadline: float,
+        read: Read,
+        arrived: Arrived,
     ) -> None:
         """Start reading; ``deadline`` on the monotonic clock."""
         peer, now = self._peers.get(agent), time.monotonic()
@@ -140,13 +157,15 @@ class PeerReader:
                 raise TransferError("timed out waiting for other reads to end")
             if self._faults is not None:
                 self._faults.strike("fetch")
-            transfers = list(plan(self._rows, targets, peer.rows, sources))
+            transfers = list(plan(self._rows, targets, peer.rows, sources, self._piece_rows))
         except Exception as exc:
             read.fail(_as_transfer_error(exc))
             return
-        flight = _Flight(read, peer, now, deadline)
+        flight = _Flight(read, peer, now, deadline, arrived)
         for t in transfers:
-            self._launch(flight, self._sides[t.own_type], t.own, peer.sides[t.peer_type], t.peer)
+            sides = (self._sides[t.own_type], t.own, peer.sides[t.peer_type], t.peer)
+            self._launch(flight, *sides, t.targets)
+            self._collect(flight)  # between processes of one host a transfer ends when posted
         self._flights.append(flight)
 
     def poll(self) -> None:
@@ -199,7 +218,7 @@ class PeerReader:
             for kind in peer.rows.memory_types:
                 table = peer.rows.descriptors(kind)
                 peer.sides[kind] = self._agent.prepare(memory.agent, kind, table)
-                self._launch(flight, self._scratch_side, one, peer.sides[kind], one)
+                self._launch(flight, self._scratch_side, one, peer.sides[kind], one, NO_INDEXES)
         except TransferError as exc:
             self._break(flight, exc)
             raise
@@ -216,19 +235,30 @@ class PeerReader:
         )
 
     def _launch(
-        self, flight: _Flight, own_side: int, own: np.ndarray, peer_side: int, peer: np.ndarray
+        self,
+        flight: _Flight,
+        own_side: int,
+        own: np.ndarray,
+        peer_side: int,
+        peer: np.ndarray,
+        targets: Indexes,
     ) -> None:
         if flight.error is not None:
             return
         try:
             handle = self._agent.make_read(own_side, own, peer_side, peer)
-            flight.handles.append(handle)
+            flight.handles[handle] = targets
             self._agent.post(handle)
         except TransferError as exc:
             self._break(flight, exc)
 
     def _advance(self, flight: _Flight) -> None:
-        for handle in list(flight.handles):
+        self._collect(flight)
+        self._report(flight)
+
+    def _collect(self, flight: _Flight) -> None:
+        """Let go of transfers that have ended."""
+        for handle, targets in list(flight.handles.items()):
             try:
                 ended = self._agent.finished(handle)
             except TransferError as exc:
@@ -236,8 +266,9 @@ class PeerReader:
                 ended = True
             if ended:
                 self._agent.release(handle)
-                flight.handles.remove(handle)
-        self._report(flight)
+                del flight.handles[handle]
+                if flight.error is None:
+                    flight.arrived(targets)
 
     def _break(self, flight: _Flight, error: TransferError) -> None:
         """A transfer failed: UCX gives the whole connection up, and so do we."""

@@ -47,13 +47,15 @@ class RankMemory:
 
 
 class Transfer(NamedTuple):
-    """The part of a read that stays within one memory type on each side."""
+    """A part of a read that stays within one memory type on each side."""
 
     own_type: str
     peer_type: str
     #: int32 ``[n]``: descriptor indexes on our and on the peer's side.
     own: npt.NDArray[np.int32]
     peer: npt.NDArray[np.int32]
+    #: int64 ``[n]``: our locations.
+    targets: Indexes
 
 
 def extents_of(device_slab: Slab | None, host_slab: Slab | None) -> tuple[ExtentMemory, ...]:
@@ -113,8 +115,10 @@ class RowTable:
         return kinds, indexes
 
 
-def plan(own: RowTable, targets: Indexes, peer: RowTable, sources: Indexes) -> Iterator[Transfer]:
-    """Split a read into one transfer per pair of memory types, at most four.
+def plan(
+    own: RowTable, targets: Indexes, peer: RowTable, sources: Indexes, piece_rows: int
+) -> Iterator[Transfer]:
+    """Split a read by pair of memory types, and into transfers of at most ``piece_rows`` rows.
 
     Raises:
         IndexError: a location is in no extent of its side.
@@ -123,7 +127,9 @@ def plan(own: RowTable, targets: Indexes, peer: RowTable, sources: Indexes) -> I
     peer_kinds, peer_indexes = peer.resolve(sources)
     for o, own_type in enumerate(own.memory_types):
         for p, peer_type in enumerate(peer.memory_types):
-            chosen = (own_kinds == o) & (peer_kinds == p)
-            if chosen.any():
-                left, right = own_indexes[chosen], peer_indexes[chosen]
-                yield Transfer(own_type, peer_type, left.astype(np.int32), right.astype(np.int32))
+            chosen = np.flatnonzero((own_kinds == o) & (peer_kinds == p))
+            for start in range(0, len(chosen), piece_rows):
+                piece = chosen[start : start + piece_rows]
+                left, right = own_indexes[piece], peer_indexes[piece]
+                pair = (left.astype(np.int32), right.astype(np.int32))
+                yield Transfer(own_type, peer_type, *pair, targets[piece])

@@ -1,12 +1,17 @@
 """A slab: the memory that holds the rows of one tier of one rank.
 
-A slab is a list of extents, each an allocation of its own, so that a later change of the budget can
-add or drop extents without moving rows. Row numbers are stable; runs and views never cross an
-extent. Made and closed on the worker's main thread; its bytes are written by the copier alone.
+A slab is a list of extents, each an allocation of its own. Row numbers are stable; runs and views
+never cross an extent. Made and closed on the worker's main thread; its bytes are written by the
+copier alone.
+
+A slab whose budget may change has more address space than rows: only the pages of its rows are
+backed by memory. So it grows and shrinks without a new address or registration that peers would
+have to learn; a peer that reads a row that is gone reads zeros, and knows by its lost lease.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +23,8 @@ import torch
 from xinference_xavier.storage import hostmem
 from xinference_xavier.storage.layout import ROW_ALIGNMENT_BYTES
 from xinference_xavier.types import CapacityError
+
+logger = logging.getLogger(__name__)
 
 Rows = npt.NDArray[np.int64]
 
@@ -37,7 +44,8 @@ class Extent:
 
 
 class Slab:
-    """One tier of one rank: ``rows`` rows of ``row_bytes`` bytes.
+    """One tier of one rank: ``rows`` rows of ``row_bytes`` bytes, and address space for
+    ``most_rows``.
 
     On the CPU the memory is anonymous and populated in the background (``touch``); with ``pinned``
     it is registered with CUDA at once. On a CUDA device it is one ordinary allocation there.
@@ -51,8 +59,14 @@ class Slab:
         *,
         pinned: bool = False,
         huge_pages: bool = True,
+        most_rows: int = 0,
+        locked: bool = False,
     ) -> None:
-        """Allocate the slab.
+        """Allocate the slab, with address space for ``most_rows`` rows where it is to be had.
+
+        Only plain host memory has more of it than ``rows``: CUDA backs what it allocates or pins.
+        ``locked``: it will be registered with a device that reads pages where they were then, so
+        none is given back either.
 
         Raises:
             ValueError: no rows, or a row size that is not a positive multiple of 8.
@@ -65,10 +79,15 @@ class Slab:
         self.row_bytes = row_bytes
         self.device = torch.device(device)
         self.pinned = pinned and self.device.type == "cpu"
-        memory = _allocate(rows * row_bytes, self.device, huge_pages=huge_pages)
+        #: Whether memory is given back when rows go.
+        self.elastic = self.device.type == "cpu" and not self.pinned and not locked
+        self.rows = rows
+        most = max(rows, most_rows) if self.elastic else rows
+        memory = _reserve(rows, most, row_bytes, self.device, huge_pages=huge_pages)
+        most = memory.numel() // row_bytes
         if self.pinned:
             hostmem.pin(memory)
-        self._extents: list[Extent] = [Extent(0, rows, memory.view(rows, row_bytes))]
+        self._extents: list[Extent] = [Extent(0, most, memory.view(most, row_bytes))]
         self._populators: list[hostmem.Populator] = []
 
     @property
@@ -77,13 +96,13 @@ class Slab:
         return tuple(self._extents)
 
     @property
-    def rows(self) -> int:
-        """Rows in all extents."""
+    def most_rows(self) -> int:
+        """Rows in all extents: what ``resize`` may ask for."""
         return sum(extent.rows for extent in self._extents)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all extents."""
+        """Bytes of all rows."""
         return self.rows * self.row_bytes
 
     def view(self, first: int, count: int) -> torch.Tensor:
@@ -113,7 +132,9 @@ class Slab:
             (which < 0) | (rows - starts[which] >= counts[which]) if len(starts) else rows >= 0
         )
         if np.any(outside):
-            raise IndexError(f"row {int(rows[outside][0])} is outside a slab of {self.rows} rows")
+            raise IndexError(
+                f"row {int(rows[outside][0])} is outside a slab of {self.most_rows} rows"
+            )
         return which.astype(np.int64, copy=False)
 
     def runs(self, rows: Rows) -> Iterator[tuple[int, int]]:
@@ -128,8 +149,28 @@ class Slab:
 
     def touch(self) -> None:
         """Start backing the memory with pages in the background; returns at once."""
-        if self.device.type == "cpu" and not self.pinned and not self._populators:
-            self._populators = [hostmem.Populator(e.memory.view(-1)) for e in self._extents]
+        if self.elastic and not self._populators:
+            self._populators = [hostmem.Populator(self._part(0, self.rows))]
+
+    def resize(self, rows: int) -> hostmem.Populator | None:
+        """Back ``rows`` rows with memory, and no others; returns at once with what does it in the
+        background, or None where nothing is to be done.
+
+        ``rows`` is at most ``most_rows``. No job and no peer may use rows from there on, nor those
+        that are new before it has ended.
+        """
+        old, self.rows = self.rows, rows
+        if not self.elastic or rows == old:
+            return None
+        part = self._part(min(old, rows), max(old, rows))
+        for populator in self._populators:
+            populator.stop()
+        task = hostmem.Populator(part, release=rows < old, after=tuple(self._populators))
+        self._populators = [task]
+        return task
+
+    def _part(self, start: int, stop: int) -> torch.Tensor:
+        return self._extents[0].memory.view(-1)[start * self.row_bytes : stop * self.row_bytes]
 
     def wait_touched(self, timeout_seconds: float | None = None) -> bool:
         """Wait for what ``touch`` started; whether it ended in time."""
@@ -149,6 +190,18 @@ class Slab:
         if self.pinned:
             for extent in extents:
                 hostmem.unpin(extent.memory.view(-1))
+
+
+def _reserve(
+    rows: int, most_rows: int, row_bytes: int, device: torch.device, *, huge_pages: bool
+) -> torch.Tensor:
+    """Address space for ``most_rows``, or for ``rows`` where that much is refused."""
+    if most_rows > rows:
+        try:
+            return _allocate(most_rows * row_bytes, device, huge_pages=huge_pages)
+        except CapacityError as exc:
+            logger.info("xavier: no address space to grow a budget while running: %s", exc)
+    return _allocate(rows * row_bytes, device, huge_pages=huge_pages)
 
 
 def _allocate(nbytes: int, device: torch.device, *, huge_pages: bool) -> torch.Tensor:

@@ -30,7 +30,7 @@ import numpy as np
 from xinference_xavier.storage.faults import Faults
 from xinference_xavier.storage.jobs import Indexes
 from xinference_xavier.storage.nixl_agent import nixl_problem
-from xinference_xavier.storage.peer_reader import PeerReader, Read, pending
+from xinference_xavier.storage.peer_reader import Arrived, PeerReader, Read, pending
 from xinference_xavier.storage.rank_memory import RankMemory, extents_of
 from xinference_xavier.storage.slab import Slab
 from xinference_xavier.threads import leave_inherited_core
@@ -98,10 +98,16 @@ class Transport:
         return future
 
     def read(
-        self, peer: RankMemory, sources: Indexes, targets: Indexes, timeout_seconds: float
+        self,
+        peer: RankMemory,
+        sources: Indexes,
+        targets: Indexes,
+        timeout_seconds: float,
+        arrived: Arrived = lambda targets: None,
     ) -> Read:
         """Read the peer's rows ``sources`` into our rows ``targets``, both int64 ``[n]`` locations.
 
+        ``arrived`` is told on the NIXL thread of rows as their bytes arrive, before the read ends.
         Errors arrive in the futures of the result. The time limit includes waiting for other reads
         and is not looked at while NIXL copies between two processes of one host.
         """
@@ -111,7 +117,7 @@ class Transport:
             read.fail(TransferError(text))
             return read
         pair = (np.array(sources, np.int64), np.array(targets, np.int64))
-        if not self._submit(lambda reader: reader.read(peer.agent, *pair, deadline, read)):
+        if not self._submit(lambda reader: reader.read(peer.agent, *pair, deadline, read, arrived)):
             read.fail(TransferError("the transport is closed"))
         return read
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from typing import Any
 
 import xoscar as xo
 
 from xinference_xavier.actors.tracker import get_or_create_tracker
 
 
+class _Busy(ThreadPoolExecutor):
+    def submit(self, *_: object, **__: object) -> Future[Any]:  # type: ignore[override]
+        return Future()
+
+
 async def _serve(address: str, up: Connection, tracker: bool) -> None:
+    # As the supervisor's process of Xinference 4.1 has it on two cores: no thread is ever free.
+    asyncio.get_running_loop().set_default_executor(_Busy())
     pool = await xo.create_actor_pool(address, n_process=0)
     if tracker:
         await get_or_create_tracker(pool.external_address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
@@ -76,7 +77,7 @@ def wait_for_log(caplog: pytest.LogCaptureFixture, words: str) -> None:
 
 async def replicas(address: str) -> list[dict[str, Any]]:
     tracker = await find_tracker(address)
-    return [] if tracker is None else await tracker.replicas()
+    return [] if tracker is None else pickle.loads(await tracker.replicas())
 
 
 def test_replica_registers_answers_and_says_goodbye(
@@ -135,6 +136,28 @@ def test_destroyed_tracker_is_made_again(
     assert [e["replica"] for e in asyncio.run(replicas(supervisor.address))] == [3]
 
 
+def test_destroyed_replica_is_made_again(
+    supervisor: PoolProcess,
+    beats: Beats,
+    open_bridge: Callable[..., Bridge],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bridge = open_bridge(supervisor.address)
+    beats.wait_for(2)
+
+    async def destroy_and_ask() -> dict[str, Any]:
+        replica = await xo.actor_ref(uid=REPLICA_UID, address=bridge.address)
+        await xo.destroy_actor(replica)
+        await asyncio.to_thread(wait_for_log, caplog, "is made again")
+        answer: dict[str, Any] = await replica.stats()
+        return answer
+
+    assert asyncio.run(destroy_and_ask())["calls"] > 2
+    beats.wait_for(5)
+    assert caplog.text.count("is made again") == 1
+    assert len(asyncio.run(replicas(supervisor.address))) == 1
+
+
 def test_supervisor_without_a_tracker_gets_none(
     beats: Beats, open_bridge: Callable[..., Bridge], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,6 +205,8 @@ def test_close_is_quick_while_the_supervisor_is_stopped(
         began = time.monotonic()
         bridge.close()
         assert time.monotonic() - began < 1.5
+        bridge._thread.join(20)
+        assert not bridge._thread.is_alive()
     finally:
         os.kill(supervisor.process.pid or 0, signal.SIGCONT)
 

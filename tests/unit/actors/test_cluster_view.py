@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import time
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 import xoscar as xo
 from pool_process import PoolProcess
 
-from xinference_xavier.actors.registry import ReplicaEntry
+from xinference_xavier.actors.registry import ReplicaEntry, ShareEntry
 from xinference_xavier.actors.replica import REPLICA_UID, ReplicaActor
-from xinference_xavier.actors.tracker import get_or_create_tracker
-from xinference_xavier.host.view import REPLICA_SECONDS, ClusterView, ModelView
+from xinference_xavier.actors.tracker import HeartbeatReply, get_or_create_tracker
+from xinference_xavier.host.view import REPLICA_SECONDS, ClusterView, KnownModel, ModelView
 
 # xoscar caches client connections for the life of a loop and leaves them to the collector.
 pytestmark = pytest.mark.filterwarnings(
@@ -43,15 +44,47 @@ def answers() -> dict[str, Any]:
 
 
 async def look(
-    supervisor: str, entries: list[ReplicaEntry], running: set[str], uid: str | None = None
+    supervisor: str,
+    entries: list[ReplicaEntry],
+    running: dict[str, set[int]],
+    uid: str | None = None,
 ) -> list[ModelView]:
-    async def known_models() -> dict[str, str | None]:
-        return dict.fromkeys(running)
+    async def known_models() -> dict[str, KnownModel]:
+        return {uid: KnownModel(None, frozenset(replicas)) for uid, replicas in running.items()}
 
     tracker = await get_or_create_tracker(supervisor)
     for each in entries:
         await tracker.heartbeat(each)
     return await ClusterView(supervisor, known_models).models(uid)
+
+
+def test_a_supervisor_without_a_free_thread_answers_a_large_cluster() -> None:
+    """xoscar would make such answers in the thread pool, which ``PoolProcess`` keeps busy."""
+    members = [f"member {number}" for number in range(40)]
+    entries = [
+        {
+            **entry("a", number, f"127.0.0.1:{2000 + number}", {"counters": {"requests": number}}),
+            "share": ShareEntry(
+                member=member, scope="s", problem=None, namespace={}, machine="this one"
+            ),
+        }
+        for number, member in enumerate(members)
+    ]
+    pool = PoolProcess(tracker=True)
+
+    async def beat() -> tuple[list[dict[str, Any]], HeartbeatReply]:
+        tracker = await get_or_create_tracker(pool.address)
+        for each in entries[:-1]:
+            await xo.wait_for(tracker.heartbeat(each), 5)
+        reply = await xo.wait_for(tracker.heartbeat(entries[-1]), 5)
+        return pickle.loads(await xo.wait_for(tracker.replicas(), 5)), pickle.loads(reply)
+
+    try:
+        known, reply = asyncio.run(beat())
+    finally:
+        pool.kill()
+    assert [each["replica"] for each in known] == list(range(40))
+    assert [peer["member"] for peer in reply["peers"]] == members[:-1]
 
 
 async def open_replica(address: str) -> None:
@@ -74,10 +107,11 @@ def test_replicas_are_asked_and_silent_ones_shown_by_their_last_words(
         entries = [
             entry("a", 0, replica.address, {"from": "heartbeat"}),
             entry("a", 1, "127.0.0.1:9", {"from": "heartbeat"}),
+            entry("a", 2, "127.0.0.1:9", {"from": "heartbeat"}),
             entry("b", 0, None),
             entry("c", 0, "127.0.0.1:9", {"from": "heartbeat"}),
         ]
-        return await look(supervisor.address, entries, running={"a", "b"})
+        return await look(supervisor.address, entries, running={"a": {0, 1}, "b": set()})
 
     try:
         found = states(asyncio.run(run()))
@@ -89,7 +123,7 @@ def test_replicas_are_asked_and_silent_ones_shown_by_their_last_words(
             (1, "running", True, {"from": "heartbeat"}),
         ],
         "b": [(0, "starting", False, None)],
-        # c does not answer and is not running: it was terminated.
+        # Neither a's third replica nor c answers or is running: they were terminated.
     }
 
 
@@ -101,7 +135,7 @@ def test_stopped_replica_costs_one_time_out_only(supervisor: PoolProcess) -> Non
         os.kill(replica.process.pid or 0, signal.SIGSTOP)
         entries = [entry("a", n, replica.address, {"from": "heartbeat"}) for n in range(4)]
         began = time.monotonic()
-        return await look(supervisor.address, entries, {"a"}, "a"), time.monotonic() - began
+        return await look(supervisor.address, entries, {"a": set()}, "a"), time.monotonic() - began
 
     try:
         found, seconds = asyncio.run(run())
@@ -113,7 +147,7 @@ def test_stopped_replica_costs_one_time_out_only(supervisor: PoolProcess) -> Non
 
 
 def test_no_tracker_means_no_models() -> None:
-    async def nothing_runs() -> dict[str, str | None]:
+    async def nothing_runs() -> dict[str, KnownModel]:
         return {}
 
     plain = PoolProcess(tracker=False)
@@ -124,7 +158,7 @@ def test_no_tracker_means_no_models() -> None:
 
 
 def test_supervisor_that_restarted_is_asked_again(supervisor: PoolProcess) -> None:
-    async def nothing_runs() -> dict[str, str | None]:
+    async def nothing_runs() -> dict[str, KnownModel]:
         return {}
 
     async def run() -> tuple[int, int, int]:

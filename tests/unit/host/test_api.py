@@ -189,12 +189,14 @@ async def test_routes_are_described(make_api: Any) -> None:
     ],
 )
 def test_a_model_without_a_cache_says_why(statuses: Any, words: str) -> None:
-    error = our_api._launch_error({"replica_statuses": statuses})
-    view = our_api._without_cache("m", {"m": error})
+    numbered = statuses and [{**each, "replica_id": n} for n, each in enumerate(statuses)]
+    known = {"m": our_api._known({"replica_statuses": numbered})}
+    assert known["m"].replicas == set(range(len(statuses or ())))
+    view = our_api._without_cache("m", known)
     assert (view.enabled, view.replicas) == (False, [])
     assert words in str(view.detail)
     with pytest.raises(our_api.HTTPException, match="no model 'n'"):
-        our_api._without_cache("n", {"m": error})
+        our_api._without_cache("n", known)
 
 
 def test_changed_host_keeps_its_own_routes(
@@ -206,3 +208,164 @@ def test_changed_host_keeps_its_own_routes(
     assert "/v1/models" in paths
     assert "/v1/xavier" not in paths
     assert "/v1/xavier routes are not available" in caplog.text
+
+
+#: Bodies that pass our checks, for the routes that read one.
+GOOD_BODIES = {
+    "budgets": {"xavier_gpu_budget": "1GiB"},
+    "lookup": {"prompt": "a"},
+    "stores": {"paused": True},
+    "validate": LAUNCH,
+}
+
+
+def our_routes(api: Any) -> list[tuple[str, str]]:
+    """Method and path of every route that this package adds, for a model ``m``."""
+    return [
+        (method, route.path.replace("{model_uid}", "m"))
+        for route in api._router.routes
+        if "xavier" in getattr(route, "path", "")
+        for method in sorted(route.methods)
+    ]
+
+
+async def keys_of(api: Any) -> dict[str, str]:
+    """Tokens and API keys of a user that may only read, and of the first one.
+
+    The host lets API keys read and infer, whoever's they are.
+    """
+    user = {"username": "reader", "password": "Str0ng-pass-word!"}
+    full = await log_in(api)
+    async with client(api, full) as admin:
+        made = await admin.post("/v1/admin/users", json={**user, "permissions": ["models:list"]})
+        made.raise_for_status()
+        keys = {}
+        for name, owner in {"reader's key": made.json()["id"], "full user's key": None}.items():
+            asked = await admin.post("/v1/admin/keys", json={"name": name, "owner": owner})
+            asked.raise_for_status()
+            keys[name] = asked.json()["key"]
+        answer = await admin.post("/token", json=user)
+    return {**keys, "reader": answer.json()["access_token"], "full user": full}
+
+
+async def test_every_route_of_ours_by_every_kind_of_key(make_api: Any) -> None:
+    """503 is the missing supervisor: the call had got past authentication."""
+    api = make_api(auth=True)
+    keys = await keys_of(api)
+    routes = our_routes(api)
+    assert len(routes) >= 6
+    for method, path in routes:
+        body = GOOD_BODIES.get(path.rpartition("/")[2])
+        codes = {}
+        for name, key in {"nobody": None, **keys}.items():
+            async with client(api, key) as http:
+                codes[name] = (await http.request(method, path, json=body)).status_code
+        limited = 503 if method == "GET" else 403
+        full = 200 if path.endswith("/validate") else 503  # it asks no supervisor
+        assert codes == {
+            "nobody": 401,
+            "reader's key": limited,
+            "full user's key": limited,
+            "reader": limited,
+            "full user": full,
+        }, (method, path)
+
+
+async def test_nobody_without_a_key_learns_whether_a_body_is_right(make_api: Any) -> None:
+    """A broken body is 401, too: FastAPI would answer 422 before it asks who is there."""
+    api = make_api(auth=True)
+    async with client(api) as nobody:
+        for method, path in our_routes(api):
+            answer = await nobody.request(method, path, content=b"{not json")
+            assert answer.status_code == 401, path
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("budgets", {"xavier_gpu_bugdet": 1}, ["xavier_gpu_bugdet is no field", "xavier_cpu_b"]),
+        ("budgets", {}, ["Neither xavier_gpu_budget nor xavier_cpu_budget"]),
+        ("budgets", {"xavier_gpu_budget": "4 furlongs"}, ["4 furlongs", "GiB"]),
+        ("budgets", {"xavier_cpu_budget": "auto"}, ["xavier_cpu_budget='auto'", "GiB"]),
+        ("budgets", {"xavier_gpu_budget": 0, "xavier_cpu_budget": "0"}, ["leave no tier"]),
+        ("budgets", {"xavier_gpu_budget": True}, ["xavier_gpu_budget=True is not a size"]),
+        ("budgets", [1], ["no object", "xavier_gpu_budget"]),
+        ("stores", {"paused": "yes"}, ["paused='yes'", "boolean"]),
+        ("stores", {}, ["paused", "required"]),
+        ("lookup", {}, ["either prompt", "messages"]),
+        ("lookup", {"prompt": "a", "messages": []}, ["either prompt", "messages"]),
+        ("lookup", {"prompt": ""}, ["prompt='' is empty"]),
+        ("lookup", {"messages": []}, ["is empty"]),
+        ("lookup", {"prompt": "a", "cache_salt": ""}, ["cache_salt=''"]),
+        ("lookup", "{broken", ["not JSON", "prompt, messages"]),
+    ],
+)
+async def test_bodies_that_cannot_be_are_refused_in_a_sentence(
+    make_api: Any, path: str, body: Any, words: list[str]
+) -> None:
+    method = "PATCH" if path == "budgets" else "POST"
+    sent = {"content": body} if isinstance(body, str) else {"json": body}
+    async with client(make_api(auth=False)) as http:
+        answer = await http.request(method, f"/v1/xavier/m/{path}", **sent)
+    assert answer.status_code == 400
+    assert all(word in answer.json()["detail"] for word in words), answer.text
+
+
+async def test_bodies_are_described(make_api: Any) -> None:
+    async with client(make_api(auth=False)) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    body = paths["/v1/xavier/{model_uid}/budgets"]["patch"]["requestBody"]["content"]
+    assert set(body["application/json"]["schema"]["properties"]) == {
+        "xavier_gpu_budget",
+        "xavier_cpu_budget",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem", "warning"),
+    [
+        ({}, None, None),
+        ({"xavier_gpu_budget": "16MiB"}, None, None),
+        ({"xavier_gpu_budget": "4 furlongs"}, "xavier_gpu_budget='4 furlongs'", None),
+        ({"xavier_cpu_budget": 0}, None, "xavier_cpu_budget=0"),
+        ({"model_engine": "sglang"}, "model_engine='sglang'", None),
+    ],
+)
+async def test_a_dry_run_says_what_the_launch_would(
+    make_api: Any, fields: dict, problem: str | None, warning: str | None
+) -> None:
+    body = {**LAUNCH, **SWITCH, **fields}
+    async with client(make_api(auth=False)) as http:
+        answer = await http.post("/v1/xavier/validate", json=body)
+        assert answer.status_code == 200
+        verdict = answer.json()
+        launched = await http.post("/v1/models", json=body)
+    assert (verdict["problem"] or "").startswith(problem or "")
+    assert (launched.status_code == 400) == (problem is not None)
+    if problem:
+        assert launched.json()["detail"] == verdict["problem"]
+    assert [said[: len(warning or "")] for said in verdict["warnings"]] == [warning] * bool(warning)
+
+
+@pytest.mark.parametrize("content", ["not json", "[]", "null"])
+async def test_a_dry_run_wants_launch_arguments(make_api: Any, content: str) -> None:
+    async with client(make_api(auth=False)) as http:
+        answer = await http.post("/v1/xavier/validate", content=content)
+    assert answer.status_code == 400
+    assert "body of POST /v1/models" in answer.json()["detail"]
+
+
+async def test_a_dry_run_needs_what_a_launch_needs(make_api: Any) -> None:
+    """It tells whether a folder of the server holds a model."""
+    api = make_api(auth=True)
+    token = await log_in(api)
+    async with client(api) as anonymous, client(api, token) as known:
+        user = {"username": "reader", "password": "Str0ng-pass-word!"}
+        permissions = {"permissions": ["models:list"]}
+        (await known.post("/v1/admin/users", json={**user, **permissions})).raise_for_status()
+        reader = (await anonymous.post("/token", json=user)).json()["access_token"]
+        assert (await anonymous.post("/v1/xavier/validate", json=LAUNCH)).status_code == 401
+        assert (await known.post("/v1/xavier/validate", json=LAUNCH)).status_code == 200
+    async with client(api, reader) as reading:
+        assert (await reading.get("/v1/xavier")).status_code == 503
+        assert (await reading.post("/v1/xavier/validate", json=LAUNCH)).status_code == 403

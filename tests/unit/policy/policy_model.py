@@ -135,7 +135,7 @@ class PolicyModel:
                 pins[location] += 1
                 assert self.index.rows_at(location).key[row_of(location)] == key
         for tier, name in ((self.index.gpu, Tier.GPU), (self.index.cpu, Tier.CPU)):
-            for row in range(tier.rows):
+            for row in range(len(tier.state)):
                 assert tier.pins[row] == pins[row if name is Tier.GPU else host_location(row)]
         for job in self.jobs:
             assert all(pins[location] == 1 for location in job.writes())
@@ -167,6 +167,7 @@ class PolicyModel:
         victims, occupied = self._evictable(tier, but=keys), self._occupied()
         marks = {tier.key[row]: tier.mark[row] for row in tier.order}
         was_broken, before = set(broken), self._counters()
+        paused, sifting = self.planner.paused, not tier._free.sifted
 
         job = Job(self.planner.admit(keys, mark, broken))
         plan, after = job.plan, self._counters()
@@ -183,9 +184,14 @@ class PolicyModel:
             "only free rows are written"
         )
         self._check_admitted(plan, new, was_broken)
+        assert all(row_of(at) < index.rows_at(at).rows for at in plan.locations), "rows that go"
         skipped = sum(after[r.value] - before[r.value] for r in SkipReason)
         assert skipped == len(new) - len(plan.keys)
-        if skipped and broken != was_broken:
+        if paused:
+            assert not plan.keys
+            assert not lost
+            assert after["paused"] - before["paused"] == skipped
+        elif skipped and broken != was_broken and not sifting:
             head = tier.order.victim()
             assert tier.free == 0, "skipped though a row was free"
             own = head == NO_ROW or tier.mark[head] == mark or tier.key[head] in keys
@@ -247,23 +253,37 @@ class PolicyModel:
     def plan_moves(self, storing: Collection[int]) -> list[Job]:
         index, occupied, before = self.index, self._occupied(), self._counters()
         pinned = {location for job in self.jobs for location, _ in job.claims()}
+        resizing = bool(self.planner.resizer.shrinking)
         plans = self.planner.plan_moves(storing)
         jobs = [Job(plan) for plan in plans]
         self.jobs.extend(jobs)
-        lost = self._forget_lost()
-        assert len(lost) == self._counters()["evictions_cpu"] - before["evictions_cpu"]
-        assert self._counters() == before | {"evictions_cpu": self._counters()["evictions_cpu"]}
-        assert len(lost) <= sum(len(p.keys) for p in plans if p.to is Tier.CPU)
+        lost, after = self._forget_lost(), self._counters()
+        evictions = ("evictions_cpu", "evictions_gpu")
+        assert len(lost) == sum(after[name] - before[name] for name in evictions)
+        assert after == before | {name: after[name] for name in evictions}
+        if not resizing:
+            assert after["evictions_gpu"] == before["evictions_gpu"]
+            assert len(lost) <= sum(len(p.keys) for p in plans if p.to is Tier.CPU)
+        assert not pinned & set(lost.values()), "a pinned row is never dropped"
         for plan in plans:
-            assert plan.keys
-            assert plan.sources == [self.readable[key] for key in plan.keys]
-            assert not pinned & set(plan.sources), "a pinned row is never moved"
-            assert not (occupied - set(lost.values())) & set(plan.targets), "only free rows"
-            if plan.to is Tier.CPU:
+            self._check_move(plan, pinned, occupied - set(lost.values()), resizing)
+            if not plan.relocates and plan.to is Tier.CPU:
                 assert not {index.gpu.mark[row] for row in plan.sources} & set(storing)
-            else:
+            elif not plan.relocates and not resizing:
                 assert index.gpu.free >= self.planner.moves.low_water
         return jobs
+
+    def _check_move(
+        self, plan: MovePlan, pinned: set[int], occupied: set[int], resizing: bool
+    ) -> None:
+        assert plan.keys
+        assert plan.sources == [self.readable[key] for key in plan.keys]
+        assert not pinned & set(plan.sources), "a pinned row is never moved"
+        assert not occupied & set(plan.targets), "only free rows"
+        assert all(row_of(at) < self.index.rows_at(at).rows for at in plan.targets), "rows that go"
+        if plan.relocates:
+            assert resizing
+            assert all(row_of(at) >= self.index.rows_at(at).rows for at in plan.sources)
 
     def commit_move(self, job: Job) -> None:
         plan, before = job.plan, self._counters()
@@ -278,6 +298,7 @@ class PolicyModel:
         self.readable.update(moved)
         if job.ok:
             name = "demotions" if plan.to is Tier.CPU else "promotions"
+            name = "relocations" if plan.relocates else name
             expected = {name: before[name] + len(moved)}
             expected["moves_dropped"] = before["moves_dropped"] + len(plan.keys) - len(moved)
         else:
@@ -302,6 +323,27 @@ class PolicyModel:
         self.readable.clear()
         self.writing.clear()
 
+    def resize(self, tier: Tier, rows: int) -> None:
+        """Begin to give a tier another number of rows, unless it is being shrunk."""
+        if tier in self.planner.resizer.shrinking:
+            return
+        before = dict(self.readable)
+        self.planner.resizer.set_rows(tier, rows)
+        assert not self._forget_lost()
+        assert self.readable == before, "a change of size drops nothing at once"
+
+    def finish_resizes(self) -> None:
+        """Steps until every tier has the size that was asked for."""
+        for _ in range(200):
+            if not self.planner.resizer.shrinking:
+                break
+            for job in self.plan_moves(()):
+                job.answers = dict.fromkeys(range(RANKS), True)
+                self.commit(job)
+            self.check()
+        for tier in (self.index.gpu, self.index.cpu):
+            assert len(tier.state) == len(tier.key) == len(tier.pins) == tier.rows
+
     def drain(self, jobs: Iterable[Job] = ()) -> None:
         """Acknowledge everything; nothing but snapshots and free rows may be left."""
         for job in list(jobs) or list(self.jobs):
@@ -309,6 +351,7 @@ class PolicyModel:
                 job.answers.setdefault(rank, True)
             self.commit(job)
             self.check()
+        self.finish_resizes()
         for tier in (self.index.gpu, self.index.cpu):
             assert tier.free + tier.snapshots == tier.rows
             assert not any(tier.pins)

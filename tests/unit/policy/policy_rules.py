@@ -12,8 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policy_model import Job, PolicyModel, ReferenceOrder, key_of
 
 from xinference_xavier.policy.order import LRUOrder
+from xinference_xavier.policy.reuse import ReuseOrder
+from xinference_xavier.types import Tier
 
 POSITIONS = 8
+#: The most that a tier is resized to.
+MOST_ROWS = 12
 PROMPT = st.integers(0, 3)
 #: One of the running requests, or a new one; about three run at a time.
 PICK = st.integers(0, 3)
@@ -38,7 +42,7 @@ class PolicyRules(RuleBasedStateMachine):
         low_water=st.integers(0, 4),
         groups=st.integers(1, 3),
         windows=st.sets(st.integers(0, 2)),
-        order=st.sampled_from([LRUOrder, ReferenceOrder]),
+        order=st.sampled_from([LRUOrder, ReferenceOrder, ReuseOrder]),
     )
     def start(self, gpu_rows, cpu_rows, low_water, groups, windows, order):
         self.model = PolicyModel(gpu_rows, cpu_rows, min(low_water, gpu_rows), order, windows)
@@ -101,6 +105,14 @@ class PolicyRules(RuleBasedStateMachine):
     def clear(self, really):
         if really:
             self.model.clear()
+
+    @rule(tier=st.sampled_from([Tier.GPU, Tier.CPU]), rows=st.integers(0, MOST_ROWS))
+    def resize(self, tier, rows):
+        self.model.resize(tier, rows)
+
+    @rule(paused=st.sampled_from([True, False, False]))
+    def pause(self, paused):
+        self.model.planner.paused = paused
 
     @invariant()
     def holds(self):

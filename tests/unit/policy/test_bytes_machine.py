@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from policy_model import RANKS, Job
 from policy_rank import Rank
-from policy_rules import PolicyRules
+from policy_rules import MOST_ROWS, PolicyRules
 
 
 class BytesMachine(PolicyRules):
@@ -25,8 +25,7 @@ class BytesMachine(PolicyRules):
 
     def issued(self, job: Job, at_once: bool) -> None:
         if not self.ranks:
-            index = self.model.index
-            self.ranks = [Rank(n, index.gpu.rows, index.cpu.rows) for n in range(RANKS)]
+            self.ranks = [Rank(n, MOST_ROWS, MOST_ROWS) for n in range(RANKS)]
         self.job_ids += 1
         for rank in self.ranks:
             rank.queue.append((self.job_ids, job))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from policy_cache import Cache, prompt
 
+from xinference_xavier.policy.columns import FETCHING, FREE, READY, ZOMBIE
 from xinference_xavier.policy.index import Found
 from xinference_xavier.policy.plans import FetchPlan
-from xinference_xavier.policy.tier import FETCHING, FREE, READY, ZOMBIE
 
 
 def fetch(cache: Cache, keys: list[bytes]) -> FetchPlan:

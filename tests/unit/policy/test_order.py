@@ -37,6 +37,33 @@ def test_lru_is_an_ordered_dict(steps):
         assert len(order) == len(model)
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("flip"), st.integers(0, 9)),
+            st.tuples(st.just("resize"), st.integers(0, 10)),
+        )
+    )
+)
+def test_a_resized_lru_is_an_ordered_dict(steps):
+    order, model, rows = LRUOrder(ROWS), OrderedDict[int, None](), ROWS
+    for step, drawn in steps:
+        if step == "resize":
+            if all(row < drawn for row in model):
+                order.resize(drawn)
+                rows = drawn
+        elif drawn < rows:
+            if drawn in model:
+                order.discard(drawn)
+                del model[drawn]
+            else:
+                order.add(drawn, b"key")
+                model[drawn] = None
+        assert list(order) == list(model)
+        assert len(order) == len(model)
+        assert order.victim() == next(iter(model), NO_ROW)
+
+
 def test_victim_stays_in_the_order():
     order = LRUOrder(3)
     order.add(2, b"")
@@ -82,7 +109,7 @@ def test_bad_names_are_refused(policy, says):
     message = str(refusal.value)
     assert message.startswith(f"xavier_policy={policy!r}")
     assert says in message
-    assert "use one of lru, or module:Class" in message
+    assert "use one of lru, reuse, or module:Class" in message
 
 
 def test_module_that_breaks_on_import_is_refused(tmp_path, monkeypatch):

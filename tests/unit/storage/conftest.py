@@ -24,5 +24,7 @@ def make_rig(request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
         return rigs[-1]
 
     yield make
+    for rig in rigs:  # each close looks for threads of any copier
+        rig.copier.close()
     for rig in rigs:
         rig.close()

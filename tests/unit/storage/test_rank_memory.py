@@ -58,11 +58,21 @@ def test_locations_outside_are_refused(location: int) -> None:
         ON_GPU.resolve(np.array([0, location], np.int64))
 
 
+def test_a_read_is_split_into_pieces_in_its_order() -> None:
+    targets, sources = np.array([0, ~0, 1, ~1, 2]), np.array([~2, 4, 5, ~3, 1])
+    pieces = list(plan(ON_CPU, targets, ON_CPU, sources, 2))
+    assert [t.targets.tolist() for t in pieces] == [[0, ~0], [1, ~1], [2]]
+    (whole,) = plan(ON_CPU, targets, ON_CPU, sources, 5)
+    for side in ("own", "peer"):
+        joined = np.concatenate([getattr(t, side) for t in pieces])
+        assert joined.tolist() == getattr(whole, side).tolist()
+
+
 def test_a_read_is_one_transfer_per_pair_of_memory_types() -> None:
     targets, sources = np.array([0, ~0, 1, ~1]), np.array([~2, 4, 5, ~3])
-    same = list(plan(ON_CPU, targets, ON_CPU, sources))
+    same = list(plan(ON_CPU, targets, ON_CPU, sources, 9))
     assert [(t.own_type, t.peer_type, len(t.own)) for t in same] == [("DRAM", "DRAM", 4)]
-    mixed = {(t.own_type, t.peer_type): t for t in plan(ON_GPU, targets, ON_GPU, sources)}
+    mixed = {(t.own_type, t.peer_type): t for t in plan(ON_GPU, targets, ON_GPU, sources, 9)}
     assert mixed.keys() == {(a, b) for a in ("VRAM", "DRAM") for b in ("VRAM", "DRAM")}
     pairs = {
         (address(ON_GPU, own_type, own), address(ON_GPU, peer_type, peer))

@@ -26,6 +26,8 @@ from xinference_xavier.engine.settings import pass_secret
 from xinference_xavier.host.engine import arguments
 from xinference_xavier.host.engine.announce import StartingNotice
 from xinference_xavier.host.engine.register import ENGINE
+from xinference_xavier.host.engine.tokens import prompt_tokens
+from xinference_xavier.host.engine.usage import ReceiptsMixin
 from xinference_xavier.host.identity import (
     Identity,
     cluster_secret,
@@ -38,7 +40,7 @@ from xinference_xavier.types import OptionError
 logger = logging.getLogger(__name__)
 
 
-class SnapshotCacheMixin:
+class SnapshotCacheMixin(ReceiptsMixin):
     """Goes before one of the host's vLLM classes.
 
     ``_xavier`` holds the options as plain data, since a model's own virtual environment may
@@ -78,6 +80,7 @@ class SnapshotCacheMixin:
             super().load()  # type: ignore[misc]
             return
         self._check_vllm()
+        self.prepare_receipts()
         self._prepare_sharing(XavierOptions(**self._xavier))
         self._local_replicas = self._on_loop(count_local_replicas(self._who()))
         self._notice = StartingNotice(self._who(), self._xavier, self._loop)
@@ -111,6 +114,14 @@ class SnapshotCacheMixin:
             if words:
                 raise ValueError(words) from error
             raise
+
+    async def xavier_prompt_tokens(self, prompt: Any) -> list[int]:
+        """Token ids of a text, or of chat messages, as the engine gets them; by the model actor.
+
+        Raises:
+            ValueError: the model does not take such a prompt.
+        """
+        return await prompt_tokens(self, prompt)
 
     def _close_start(self) -> None:
         if self._notice is not None:

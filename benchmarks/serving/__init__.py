@@ -1,0 +1,1 @@
+"""The serving benchmark: ``__main__`` says what it measures and in which order."""
