@@ -65,6 +65,15 @@ def test_a_wait_is_shared_out_between_reading_and_loading() -> None:
     assert (books.load_wait_seconds, books.fetch_wait_seconds) == (5.5, 5.0)
 
 
+def test_a_load_that_fails_before_its_fetch_is_told_of_waited_for_a_failed_fetch() -> None:
+    books = Books()
+    books.waited(98.0, (7,), failed=True)
+    assert (books.failed_fetch_seconds, books.fetch_wait_seconds) == (2.0, 0.0)
+    books.fetch_ended(8, failed=False)
+    books.waited(97.0, (8,), failed=True)  # the copy failed, not the fetch
+    assert (books.failed_fetch_seconds, books.fetch_wait_seconds) == (2.0, 3.0)
+
+
 def test_a_lookup_that_is_put_off_counts_from_the_first_time() -> None:
     books, state = Books(), RequestState(1)
     books.resume(state)

@@ -91,13 +91,17 @@ class Accounts:
             self.waited(state.deferred_at, fetches)
             state.deferred_at = None
 
-    def waited(self, since: float, fetches: Collection[int]) -> None:
-        """A request has waited for its blocks ``since``, at first for ``fetches`` to end."""
+    def waited(self, since: float, fetches: Collection[int], failed: bool = False) -> None:
+        """A request has waited for its blocks ``since``, at first for ``fetches`` to end.
+
+        ``failed``: not all blocks came. A rank may say so before the bridge tells of the fetch's
+        end; a fetch that nobody has told of is then one that failed.
+        """
         now = self.clock()
-        ends = [self._ends.get(fetch_id, (now, False)) for fetch_id in fetches]
+        ends = [self._ends.get(fetch_id, (now, failed)) for fetch_id in fetches]
         end = min(now, max((at for at, _ in ends), default=since))
         reading = max(0.0, end - since)
-        if any(failed for _, failed in ends):
+        if any(broken for _, broken in ends):
             self.failed_fetch_seconds += reading
         else:
             self.fetch_wait_seconds += reading

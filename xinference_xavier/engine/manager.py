@@ -277,7 +277,7 @@ class XavierManager(OffloadingManager):
             if job.failed is not None and not job.failed:  # the whole of it
                 failed = range(len(plan.keys))
             self.planner.finish_load(plan, failed)
-            self.accounts.waited(job.opened, plan.waits_for)
+            self.accounts.waited(job.opened, plan.waits_for, failed=bool(failed))
             if failed:
                 self._note_failed_load(job.req_id, plan, failed)
             return bool(failed)

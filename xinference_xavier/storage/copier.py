@@ -20,7 +20,7 @@ __all__ = ["Copier", "CopyJob", "CopyKind", "CopyResult", "create_copier"]
 
 
 class Copier(Protocol):
-    """Runs copy jobs in the order they were submitted.
+    """Runs copy jobs as if in the order they were submitted; what does not meet may overtake.
 
     A failed job leaves the content of what it writes unspecified and is reported; the jobs after
     it still run. No method but ``wait`` ever blocks, and none raises.
