@@ -47,6 +47,7 @@ class GatedCopier:
     """Implements ``Copier``."""
 
     any_thread = False
+    moves_slow_steps = True
 
     def __init__(self, inner: Copier) -> None:
         self.inner: Any = inner

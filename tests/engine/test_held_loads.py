@@ -148,7 +148,9 @@ def test_a_load_that_waited_too_long_fails_and_what_comes_later_is_ignored(
 
 def test_a_copier_for_one_thread_gets_the_load_whole(rank: Rank) -> None:
     given: list[CopyJob] = []
-    copier = SimpleNamespace(any_thread=False, submit=given.append, poll=list)
+    copier = SimpleNamespace(
+        any_thread=False, moves_slow_steps=False, submit=given.append, poll=list
+    )
     rank.loads = HeldLoads(copier, rank.gates)  # type: ignore[arg-type]
     rank.load(frozenset({1, 2}))
     rank.arrive(*FETCHED)
@@ -160,6 +162,77 @@ def test_a_copier_for_one_thread_gets_the_load_whole(rank: Rank) -> None:
     rank.loads.poll()
     assert [(job.job_id, len(job)) for job in given] == [(1, len(LOCATIONS))]
     rank.loads = HeldLoads(rank.copier, rank.gates)
+
+
+class Recorder:
+    """A copier that says which jobs it got, and ends what it is told to."""
+
+    any_thread = True
+
+    def __init__(self, moves_slow_steps: bool) -> None:
+        self.moves_slow_steps = moves_slow_steps
+        self.given: list[int] = []
+        self.ended: list[CopyResult] = []
+        self.loads = HeldLoads(self, Gates())  # type: ignore[arg-type]
+
+    def submit(self, job: CopyJob) -> None:
+        self.given.append(job.job_id)
+
+    def poll(self) -> list[CopyResult]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def load(self, job_id: int) -> None:
+        ids = np.zeros(1, np.int64)
+        self.loads.submit(CopyJob(job_id, CopyKind.LOAD, ids, (1,), ids, ids[:0]), frozenset())
+
+    def move(self, job_id: int) -> None:
+        ids = np.zeros(1, np.int64)
+        self.loads.submit_move(CopyJob(job_id, CopyKind.MOVE, ids[:0], (), ids, ~ids))
+
+    def end(self, job_id: int, kind: CopyKind = CopyKind.LOAD) -> None:
+        """End ``job_id`` and poll."""
+        self.ended.append(CopyResult(job_id, kind, True, nbytes=0, seconds=0.0))
+        assert [result.job_id for result in self.loads.poll()] == [job_id]
+
+
+def test_moves_wait_for_the_loads_and_the_step_after_them() -> None:
+    copier = Recorder(moves_slow_steps=True)
+    copier.load(1)
+    copier.load(2)
+    copier.move(3)
+    copier.end(1)
+    copier.move(4)
+    copier.end(2)  # the step after this poll computes what the load was for
+    assert copier.given == [1, 2]
+    copier.move(5)  # of that step
+    assert copier.loads.poll() == []
+    assert copier.given == [1, 2, 3, 4, 5]
+    copier.move(6)
+    assert copier.given[-1] == 6
+
+
+def test_moves_wait_no_longer_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_module, "MOVE_SECONDS", 0.0)
+    copier = Recorder(moves_slow_steps=True)
+    copier.load(1)
+    copier.move(2)
+    assert copier.given == [1]
+    copier.loads.poll()
+    assert copier.given == [1, 2]
+
+
+def test_only_loads_put_moves_off_and_only_where_moves_slow_steps() -> None:
+    copier = Recorder(moves_slow_steps=True)
+    copier.move(1)
+    copier.move(2)
+    copier.end(1, CopyKind.MOVE)
+    copier.move(3)
+    assert copier.given == [1, 2, 3]
+    beside = Recorder(moves_slow_steps=False)
+    beside.load(1)
+    beside.move(2)
+    assert beside.given == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))

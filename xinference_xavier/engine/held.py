@@ -1,9 +1,9 @@
-"""Loads that wait for a fetch, in one rank.
+"""What stands before one rank's copier: loads that wait for a fetch, moves that wait for loads.
 
 Covers: copying rows as they arrive, holding the load's end back until the fetch has ended, and
 failing what did not arrive. Does not cover fetches (``storage/gates.py`` has their outcomes).
-``submit`` and ``poll`` run on the worker's main thread; rows arrive on the NIXL thread, and the
-end of a fetch is told on the tier actor's.
+``submit``, ``submit_move`` and ``poll`` run on the worker's main thread; rows arrive on the NIXL
+thread, and the end of a fetch is told on the tier actor's.
 
 What is copied early may turn out to be void (the lease was lost, the read broke): its KV blocks
 belong to the load until its end, which then says that they hold nothing.
@@ -19,13 +19,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from xinference_xavier.storage.copier import Copier, CopyJob, CopyResult
+from xinference_xavier.storage.copier import Copier, CopyJob, CopyKind, CopyResult
 from xinference_xavier.storage.gates import Gates
 from xinference_xavier.storage.jobs import Indexes
 from xinference_xavier.types import NOWHERE
 
 #: A load waits at most this long, whatever happens to the bridge: longer than any fetch may take.
 LONGEST_SECONDS = 60.0
+
+#: A move waits at most this long for loads and their step, lest stores find no room.
+MOVE_SECONDS = 0.1
 
 
 @dataclass(eq=False)
@@ -80,9 +83,15 @@ class HeldLoads:
         self._copying: dict[int, _Held] = {}
         self._numbers = itertools.count(-1, -1)
         self._ready: list[_Held] = []
+        #: How many loads have not ended, whether they waited or not.
+        self._loads = 0
+        #: Moves that wait for them, and until when at most.
+        self._moves: list[CopyJob] = []
+        self._moves_until = 0.0
 
     def submit(self, job: CopyJob, fetches: frozenset[int]) -> None:
-        """Copy ``job`` once ``fetches`` have ended; at once if there are none."""
+        """Copy ``job``, a load, once ``fetches`` have ended; at once if there are none."""
+        self._loads += 1
         if not fetches:
             self._copier.submit(job)
             return
@@ -92,6 +101,16 @@ class HeldLoads:
         self._gates.when_settled(
             fetches, lambda: self._release(held), lambda locations: self._copy(held, locations)
         )
+
+    def submit_move(self, job: CopyJob) -> None:
+        """Copy ``job``. Where moves slow steps, wait for the loads under way and for the step
+        after them: it computes what they were awaited for, and its first token is timed."""
+        if not self._moves and not (self._loads and self._copier.moves_slow_steps):
+            self._copier.submit(job)
+            return
+        if not self._moves:
+            self._moves_until = time.monotonic() + MOVE_SECONDS
+        self._moves.append(job)
 
     def end(self, ended: Mapping[int, frozenset[int] | None]) -> None:
         """Let loads go on that wait for these fetches, if nobody has told of their end yet."""
@@ -104,7 +123,19 @@ class HeldLoads:
         waited for too long."""
         if self._held or self._ready:
             self._submit_ready()
-        return list(self._merge(self._copier.poll()))
+        results = list(self._merge(self._copier.poll()))
+        loads = sum(result.kind is CopyKind.LOAD for result in results)
+        self._loads -= loads
+        if self._moves:
+            self._submit_moves(wait=bool(self._loads or loads))
+        return results
+
+    def _submit_moves(self, wait: bool) -> None:
+        if wait and time.monotonic() < self._moves_until:
+            return
+        for job in self._moves:
+            self._copier.submit(job)
+        self._moves = []
 
     def _copy(self, held: _Held, locations: Indexes) -> None:
         """Copy what has arrived, if the copier takes jobs from any thread. One group: only then

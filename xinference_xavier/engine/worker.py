@@ -100,7 +100,7 @@ class XavierWorker(OffloadingWorker):
     def submit_moves(self, moves: Collection[MoveJob]) -> None:
         """Copy rows between the tiers; after the step's loads, which somebody waits for."""
         for move in moves:
-            self.copier.submit(
+            self._held.submit_move(
                 CopyJob(move.job_id, CopyKind.MOVE, _NO_IDS, (), move.sources, move.targets)
             )
 

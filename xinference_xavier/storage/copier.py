@@ -28,6 +28,8 @@ class Copier(Protocol):
 
     #: Whether ``submit`` may be called on any thread.
     any_thread: bool
+    #: Whether a move takes time from a step that computes beside it.
+    moves_slow_steps: bool
     #: Checksums of rows that come from a peer.
     row_check: RowCheck
 

@@ -46,6 +46,7 @@ class CpuCopier:
     """Runs jobs on the thread ``xavier-copy``."""
 
     any_thread = True
+    moves_slow_steps = True
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class CudaCopier:
     """Runs jobs on side streams of the KV caches' device."""
 
     any_thread = False
+    moves_slow_steps = False
 
     def __init__(
         self,

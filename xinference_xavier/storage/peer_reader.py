@@ -29,7 +29,7 @@ from xinference_xavier.types import TransferError
 CONNECT_SECONDS = 5.0
 #: A read is split into transfers of about this size, so that what has arrived can be used while
 #: the rest is on its way; larger ones are no faster.
-PIECE_BYTES = 16 * 1024 * 1024
+PIECE_BYTES = 32 * 1024 * 1024
 #: The time between two looks at a read is this share of its age, within limits: young ones end
 #: soon, silent ones need no hurry.
 _POLL_SHARE = 0.02
