@@ -1,4 +1,4 @@
-"""Hypothesis profiles shared by all tests.
+"""Hypothesis profiles shared by all tests, and a heap that is quick to collect.
 
 ``default`` is small and derandomized, so that a run says the same thing twice; ``nightly``, chosen
 by ``XAVIER_TEST_PROFILE=nightly``, explores.
@@ -6,6 +6,7 @@ by ``XAVIER_TEST_PROFILE=nightly``, explores.
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -28,3 +29,16 @@ settings.register_profile(
     suppress_health_check=_SLOW,
 )
 settings.load_profile(os.environ.get("XAVIER_TEST_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of later collections: they take seconds with vLLM and Xinference
+    in memory, and many tests collect at their end, for connections that are left to the collector.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the last collection see them again: extension modules report what it leaves."""
+    gc.unfreeze()
