@@ -67,9 +67,11 @@ def parse_size(value: object, option: str = "size") -> int:
         raise refusal(option, value, "is not a size", _SIZE_REMEDY)
     if isinstance(value, str):
         size = _parse_size_text(value, option)
+    elif isinstance(value, int):  # perhaps beyond any float
+        size = value
     elif not math.isfinite(value):
         raise refusal(option, value, "is not a finite size", _SIZE_REMEDY)
-    elif value != int(value):
+    elif not value.is_integer():
         raise refusal(option, value, "is not a whole number of bytes", _SIZE_REMEDY)
     else:
         size = int(value)

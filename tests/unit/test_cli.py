@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -11,10 +12,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from xinference.deploy import cmdline
 
 from xinference_xavier.config import OPTIONS, XavierOptions
 from xinference_xavier.host.cli import on_cmdline
+
+#: What a shell may pass, numbers beyond any float among it.
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | (
+    st.sampled_from(
+        ["4GiB", "auto", "-1", "1e400", "9" * 400, "9" * 5000, "[", "{}", "None", "nan"]
+    )
+)
 
 
 class Server(ThreadingHTTPServer):
@@ -166,6 +176,17 @@ def test_bad_input_ends_with_status_2_before_any_request(
     assert sentence in done.output
     assert "Traceback" not in done.output
     assert server.requests == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(OPTIONS[1:]), VALUES, min_size=1))
+def test_any_values_are_taken_or_end_with_status_2(server: Server, given: dict[str, str]) -> None:
+    pairs = [(f"--{name}", value) for name, value in given.items()]
+    done = launch(server, "--enable-xavier-gpu", *itertools.chain(*pairs))
+    assert done.exit_code in (0, 2), done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    if done.exit_code:
+        assert "Error: " in done.output
 
 
 def test_a_refusal_by_the_server_is_shown_as_a_usage_error(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from xinference_xavier.host.doctor import main
 
@@ -61,6 +64,14 @@ ANSWERS: dict[tuple[str, str], tuple[int, Any]] = {
     ("POST", "/v1/xavier/secret/clear"): (401, {"detail": "Not authenticated"}),
     ("POST", "/v1/xavier/mine/clear"): (403, {"detail": "Not enough permissions"}),
 }
+
+COMMANDS = ("stats", "clear", "resize", "lookup", "pause", "resume")
+#: What a shell may pass.
+WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | (
+    st.sampled_from(
+        ["m", "half", "--xavier-gpu-budget", "--cache-salt", "--messages", "[", "[]", "--"]
+    )
+)
 
 
 class Server:
@@ -183,6 +194,15 @@ def test_errors_are_one_sentence_and_a_code(
     assert error.count("\n") == 1
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(COMMANDS), st.lists(WORDS, max_size=3))
+def test_any_words_end_with_a_code(
+    server: Server, monkeypatch: pytest.MonkeyPatch, command: str, words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("a prompt"))
+    assert run(command, *words) in (0, 1, 2)
+
+
 def test_the_key_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     run("clear", "m", "--api-key", "k1")
     monkeypatch.setenv("XINFERENCE_API_KEY", "k2")
@@ -193,8 +213,6 @@ def test_the_key_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_prompt_comes_from_the_standard_input(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("long text"))
     run("lookup", "m")
     assert server.asked[0][2] == {"prompt": "long text"}

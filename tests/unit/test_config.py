@@ -89,6 +89,8 @@ def test_fractions_need_a_unit() -> None:
         ("4XB", "unknown unit 'XB'"),
         ("4G", "unknown unit 'G'"),
         (2**60, "more than any machine has"),
+        (10**400, "more than any machine has"),
+        (-(10**400), "is negative"),
         ("99999TiB", "more than any machine has"),
     ],
 )
